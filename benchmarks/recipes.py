@@ -28,7 +28,7 @@ import rounds
 
 # A preset is its config, and what learns by it.
 ABOUT = "augment data evaluate models optim precision presets pace parallel train"
-ABOUT += " tools/cpu_precision tools/policies"
+ABOUT += " tools/cpu_precision tools/policies tools/progressive_resizing"
 RECIPES = {
     "shapes": "shapes",
     "shapes:AVX512_CORE_BF16": "shapes",

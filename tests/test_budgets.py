@@ -10,12 +10,12 @@ from pretuned_answers import tools
 PACKAGE = PROJECT / "src" / "image_classifier"
 # Lines: what they are at most now, and what they should be; lower the first with the lines.
 BUDGETS = {
-    "story: the files at the top": (2_000, 2_000),
-    "core: all but tools": (9_930, 7_500),
+    "story: the files at the top": (1_960, 2_000),
+    "core: all but tools": (9_890, 7_500),
     "the largest tool": (1_210, 800),
-    "a project with few tools": (11_940, 8_500),
-    "a project with the usual ones": (16_160, 10_500),
-    "options of the core": (60, 56),
+    "a project with few tools": (11_900, 8_500),
+    "a project with the usual ones": (16_000, 10_500),
+    "options of the core": (59, 56),
 }
 
 

@@ -64,6 +64,9 @@ if reporter := find_tools("observer").get("report"):
     report_page = reporter.page
     reporter.page = SimpleNamespace(write_page=lambda *_: None)
 
+# Images that grow in a run, where a tool can do that.
+GROWING = {"augment__min_size": 16} if find_tools("crops").get("progressive-resizing") else {}
+
 # One core is faster for images this small; and no test waits for the disk.
 distributed.num_threads = lambda _: 1
 os.fsync = lambda _: None

@@ -61,19 +61,6 @@ def augmented(config, steps):
     return [apply(batch, step)[0] for step, batch in batches]
 
 
-def test_images_grow_in_a_run_wherever_it_resumes(config):
-    config = changed(config, epochs=8, data__where="stream", data__workers=0, data__test_size=40)
-    plain = changed(config, augment__min_size=16)
-    growing = changed(plain, augment__cutout=8)
-    images = augmented(growing, range(22, 29))
-    assert [batch.shape[3] for batch in images] == [16, 16, 20, 20, 20, 20, 32]
-    assert torch.equal(augmented(growing, range(23, 24))[0], images[1])
-    (small, *_, large), full = (augmented(run, range(23, 29)) for run in (plain, config))
-    assert torch.equal(large, full[-1])
-    means = functional.avg_pool2d(full[0], 2)
-    assert (small - means).abs().mean() < 0.15  # the same images, smaller
-
-
 def test_each_policy_of_a_tool_applies_in_turn_with_draws_of_its_own(config, monkeypatch):
     config = changed(config, augment=AugmentConfig(crop="none", flip="none"), seed=5)
     seen = []
@@ -106,8 +93,6 @@ def test_evaluation_sees_images_of_the_size_it_asks_for(photos):
         assert batch.images.shape == (4, 3, expected, expected)
     with pytest.raises(UserError, match=r"--data.test-size 5 is not in 8 .. 4096; 0: off"):
         changed(Config(), data__test_size=5)
-    with pytest.raises(UserError, match=r"--augment.min-size 40 is not in 8 .. 32"):
-        changed(Config(), augment__min_size=40)
 
 
 def test_boxes_lie_in_the_image_and_are_as_large_as_torchvisions():

@@ -9,7 +9,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import changed, on_deep, read_image, run_alone, run_ranks, train_until, write_deep
+from conftest import (
+    GROWING,
+    changed,
+    on_deep,
+    read_image,
+    run_alone,
+    run_ranks,
+    train_until,
+    write_deep,
+)
 from PIL import Image
 from safetensors.torch import save_file
 from test_order import opened, seen
@@ -163,7 +172,7 @@ def medical(tmp_path_factory):
 
 
 MEDICAL = {"augment__crop": "pad", "data__where": "device", "data__fit": "squash"}
-MEDICAL |= {"augment__min_size": 16, "augment__cutout": 4, "augment__tta": "shift", "epochs": 4}
+MEDICAL |= {"augment__cutout": 4, "augment__tta": "shift", "epochs": 4} | GROWING
 SATELLITE = {"augment__crop": "resized", "data__where": "stream", "data__fit": "pad"}
 SATELLITE |= {"augment__flip": "alternating", "augment__mixup": 0.5, "data__workers": 0}
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import changed, losses, on_deep, run_alone, run_ranks, train_until
+from conftest import GROWING, changed, losses, on_deep, run_alone, run_ranks, train_until
 from test_faults import last, plant
 from test_resume import assert_same
 
@@ -76,8 +76,8 @@ def train_without_waits(monkeypatch, config):
 
 
 allow_sync_debug = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-EVERYTHING = {"augment__min_size": 24, "precision": "fp16"}
-EVERYTHING |= {"augment__flip": "alternating", "data__balance": "loss", "optim__accumulate": 2}
+EVERYTHING = GROWING | {"precision": "fp16", "augment__flip": "alternating"}
+EVERYTHING |= {"data__balance": "loss", "optim__accumulate": 2}
 
 
 @allow_sync_debug

@@ -9,11 +9,11 @@ To add an augmentation: a function of images and draws, a line in `build_augment
 
 import random
 from collections.abc import Callable
-from math import floor, sqrt
+from math import sqrt
 
 import torch
 from torch import Tensor
-from torch.nn.functional import grid_sample, interpolate
+from torch.nn.functional import grid_sample
 
 from .config import AugmentConfig
 from .data import (
@@ -27,18 +27,13 @@ from .data import (
     take,
 )
 from .errors import UserError
-from .extensions import functions
+from .extensions import chained, functions
 from .preprocess import Normalize
 from .runtime import seeding
 from .runtime.distributed import World
 from .runtime.phases import phase
 from .tasks import TASKS
 
-# Progressive resizing has few sizes, as each is compiled and tuned anew: multiples of 4 or, for
-# images of 128 pixels or more, of 32, which most networks halve five times.
-LARGE_IMAGE = 128
-MULTIPLES = 4, 32
-GROWTH = 0.7, 0.85  # shares of the run at which they begin to grow, and reach full size
 CPU = torch.device("cpu")
 NUM_DRAWS = 9  # per image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
 
@@ -93,11 +88,10 @@ def build_crop_and_flip(
     """Crop and flip, a function of a batch, its draws and its step.
 
     The draws are (batch, NUM_DRAWS) from 0 to 1, or None if nothing is random. It returns
-    (batch, size, size, channels) whole numbers or float32 images of the size at that step.
+    (batch, size, size, channels) whole numbers or float32 images, which tools may have changed.
     """
     size = data.data.image_size
     device = data.world.device
-    size_at = build_size(augment, size, data.steps_per_epoch, data.total_steps)
     crops = data.cropper == "device"
     pad = size // 8 if augment.crop == "pad" else 0
     moves = pad > 0 or (augment.flip != "none" and data.cropper != "workers")  # who flip too
@@ -125,9 +119,7 @@ def build_crop_and_flip(
             return windows(rows, shifts, flips)
         return shift_and_flip(pixels, shifts, flips, rows)
 
-    if not augment.min_size:
-        return crop_and_flip
-    return lambda batch, draws, step: shrink(crop_and_flip(batch, draws, step), size_at(step))
+    return chained("crops", "change_crops", crop_and_flip, augment, data)
 
 
 def local_draws(*place: int, count: int, data: TrainData, on: torch.device | None = None) -> Tensor:
@@ -209,37 +201,3 @@ def mixup_cutmix(
     if weights is not None:
         weights = torch.lerp(weights[partner], weights, kept)
     return Augmented(images, mix_labels(labels, partner, kept, num_classes), weights)
-
-
-def build_size(
-    augment: AugmentConfig, image_size: int, steps_per_epoch: int, total_steps: int
-) -> Callable[[int], int]:
-    """Progressive resizing: the side of training images in pixels, a function of the step.
-
-    It grows linearly from `min_size` to `image_size`, between epochs. Small images teach most of
-    what large ones do, at a fraction of the cost: https://arxiv.org/abs/2104.00298
-    """
-    least = augment.min_size
-    begin, end = GROWTH
-    multiple = MULTIPLES[image_size >= LARGE_IMAGE]
-
-    def size_at(step: int) -> int:
-        done = step // steps_per_epoch * steps_per_epoch / total_steps
-        if not least or done >= end:
-            return image_size
-        if done <= begin:
-            return least
-        side = least + (image_size - least) * (done - begin) / (end - begin)
-        return min(image_size, max(least, multiple * floor(side / multiple + 0.5)))
-
-    return size_at
-
-
-def shrink(pixels: Tensor, size: int) -> Tensor:
-    """Images resized to `size`, bilinear with antialiasing: (batch, height, width, channels)."""
-    if pixels.shape[1] == size:
-        return pixels
-    images = pixels.permute(0, 3, 1, 2)
-    if images.device.type != "cpu" or images.dtype != torch.uint8:
-        images = images.float()  # antialiasing has no other kernels for whole numbers
-    return interpolate(images, (size, size), mode="bilinear", antialias=True).permute(0, 2, 3, 1)

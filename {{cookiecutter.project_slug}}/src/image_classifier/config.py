@@ -91,8 +91,6 @@ class AugmentConfig:
     cutout: int = within(0, 0, 4096)  # side of a square that is blanked, in pixels; 0: none
     mixup: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
     cutmix: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
-    min_size: int = within(0, 0, 4096)  # progressive resizing: side of training images for 0.7 of
-    # the run, from where they grow until 0.85; 0: off
     tta: Literal["none", "flip", "shift"] = "none"  # test-time augmentation: average predictions
     # over an image and its mirror image; shift: also moved by one pixel, 6 views in all
 
@@ -201,14 +199,10 @@ class Config:
             UserError: if a value is out of range or contradicts another.
         """
         check_ranges(self)
-        data = self.data
         optim = self.optim
-        for knob, side, most in (
-            ("data.test_size", data.test_size, 4096),
-            ("augment.min_size", self.augment.min_size, data.image_size),
-        ):
-            if side and not SMALLEST_SIDE <= side <= most:
-                raise out_of_range(knob, side, f"{SMALLEST_SIDE} .. {most}; 0: off")
+        test_size = self.data.test_size
+        if 0 < test_size < SMALLEST_SIDE:
+            raise out_of_range("data.test_size", test_size, f"{SMALLEST_SIDE} .. 4096; 0: off")
         choose("optimizer", optim.name, dict.fromkeys(OPTIMIZERS), OF_TOOLS)
         for check in functions("options", "check"):
             check(self)

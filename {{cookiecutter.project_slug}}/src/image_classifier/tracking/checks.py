@@ -8,7 +8,7 @@ from ..config import Config
 from ..data import Source
 from ..errors import UserError
 from ..evaluate import metric_names
-from ..extensions import functions
+from ..extensions import flag, functions, option
 from ..metrics import find_metric
 from ..runtime.console import some
 from .observers import Setup
@@ -42,15 +42,16 @@ def check_same_classes(train: Source, val: Source) -> None:
 
 def check_logits(config: Config, model: nn.Module, num_classes: int) -> None:
     """The model takes all image sizes of the run, some of them hours later, and has all outputs."""
-    data = config.data
     name = config.model.name
-    for size in {data.image_size, data.test_size, config.augment.min_size} - {0}:
+    knobs = "data.image_size", "data.test_size", "augment.min_size"  # the last one is of a tool
+    sizes = {option(config, knob, 0): flag(knob) for knob in knobs}
+    for size in sizes.keys() - {0}:
         try:
-            shape = tuple(blank_logits(model, size, data.channels).shape[1:])
+            shape = tuple(blank_logits(model, size, config.data.channels).shape[1:])
         except (RuntimeError, AssertionError, UserError) as error:
             raise UserError(
-                f"--model.name {name} can't take images of {size} pixels, see --data.image-size, "
-                f"--data.test-size, --augment.min-size: {str(error).splitlines()[0]}"
+                f"--model.name {name} can't take images of {size} pixels, see --{sizes[size]}: "
+                f"{str(error).splitlines()[0]}"
             ) from error
         if shape != (num_classes,):
             raise UserError(

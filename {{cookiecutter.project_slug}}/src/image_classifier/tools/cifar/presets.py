@@ -45,6 +45,7 @@ def cifar10_best() -> Config:
 def cifar10_speed() -> Config:
     """CIFAR-10 by airbench's recipe: 92.0 % after 19:30 on 2 cores, from JPEGs."""
     need_tool("presets", "muon", "cifar10_speed")
+    need_tool("options", "progressive-resizing", "cifar10_speed")
     # https://arxiv.org/abs/2404.00498: the deeper network, at half its width, and images that grow.
     return Config(
         epochs=32,

@@ -200,8 +200,7 @@ def find_batch(config: Config, training: ByCommand, at_most: int, processes: int
             raise UserError("find-batch measures one process: start it without torchrun")
         one = replace(config.data, workers=0, prefetch_batches=1)
         one = replace(one, batch_size=config.data.batch_size // processes)
-        # Whole images of full size, of which none is loaded by a worker.
-        config = replace(config, data=one, augment=replace(config.augment, min_size=0))
+        config = replace(config, data=one)
         with closing(TrainData(config, world)) as data:
             config, why = settle(config, data, world)
             print(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ...errors import UserError
+from ...extensions import option
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,7 @@ FREE_TO_CHANGE = ()
 def check(config: object) -> None:
     """Raise `UserError` for a run without a limit, or of images that grow step by step."""
     run = config.run
-    if run.finish_in_time and (not run.max_minutes or config.augment.min_size):
-        raise UserError(
-            "--run.finish-in-time needs the time, --run.max-minutes, and images of one size: "
-            "--augment.min-size 0"
-        )
+    if run.finish_in_time and not run.max_minutes:
+        raise UserError("--run.finish-in-time needs the time, --run.max-minutes")
+    if run.finish_in_time and option(config, "augment.min_size", 0):
+        raise UserError("--run.finish-in-time needs images of one size: --augment.min-size 0")

@@ -12,6 +12,7 @@ def imagenet_rn50_16() -> Config:
     # GPUs has a batch of 512, momentum is not Nesterov's, images are blurred before each strided
     # convolution (timm/resnetblur50), grow from 11/16 to 13/16 of the run, and a test sees the
     # middle 7/8 of an image. With a smaller batch, lower the learning rate in proportion.
+    need_tool("options", "progressive-resizing", "imagenet_rn50_*")
     return Config(
         epochs=16,
         data=DataConfig(

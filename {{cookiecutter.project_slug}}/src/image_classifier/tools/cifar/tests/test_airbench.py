@@ -8,9 +8,11 @@ from conftest import changed
 
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
+from image_classifier.extensions import finding
 from image_classifier.models import build_model
 from image_classifier.runtime.command_line import take_preset
 from image_classifier.tools.cifar.models import Airbench
+from image_classifier.tools.cifar.presets import cifar10_speed
 from image_classifier.train import init_model, train
 
 
@@ -40,6 +42,13 @@ def test_a_run_resumes_with_the_first_layer_that_it_had(config, monkeypatch):
     scores = train(fast)
     monkeypatch.setattr(Airbench, "fit", lambda model, _: model.whiten.weight.data.zero_())
     assert train(fast).known == scores.known
+
+
+@pytest.mark.parametrize("gone", ["muon", "progressive-resizing"])
+def test_a_recipe_names_the_tool_that_it_needs(monkeypatch, gone):
+    monkeypatch.setattr(finding, "find_tool", lambda _, name: None if name == gone else name)
+    with pytest.raises(UserError, match=f"^cifar10_speed needs .*: pretuned add {gone}$"):
+        cifar10_speed()
 
 
 def test_the_preset_shapes_trains_one():

@@ -1,9 +1,10 @@
 """Published recipes, epoch by epoch, and the vision transformer of one."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from image_classifier.augment import build_size
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
 from image_classifier.extensions import finding
@@ -12,6 +13,7 @@ from image_classifier.optim import build_schedule
 from image_classifier.tools.imagenet import models
 from image_classifier.tools.imagenet.presets import (
     PRESETS,
+    imagenet_rn50_88,
     imagenet_vit_s,
 )
 
@@ -20,11 +22,14 @@ def test_a_recipe_names_the_tool_that_it_needs(monkeypatch):
     monkeypatch.setattr(finding, "find_tool", lambda *_: None)
     with pytest.raises(UserError, match=r"^imagenet_vit_s needs .*: pretuned add policies$"):
         imagenet_vit_s()
+    with pytest.raises(UserError, match=r"imagenet_rn50.* needs .* add progressive-resizing$"):
+        imagenet_rn50_88()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_model_of_every_preset_builds(preset):
     pytest.importorskip("image_classifier.tools.policies")
+    pytest.importorskip("image_classifier.tools.progressive_resizing")
     config = preset()
     size = config.data.image_size
     with torch.device("meta"):
@@ -34,6 +39,7 @@ def test_the_model_of_every_preset_builds(preset):
 
 def test_recipes_for_imagenet_have_the_rates_and_decay_that_were_published():
     pytest.importorskip("image_classifier.tools.policies")
+    resizing = pytest.importorskip("image_classifier.tools.progressive_resizing.crops")
     published = {preset.__name__: preset for preset in PRESETS}
     for name, knobs, expected in (  # test size, batch, decay; size and learning rate by epoch
         ("rn50_16", (256, 4096, 1e-4), {2: (160, 1.7), 12: (160, 0.486), 13: (192, 0.364)}),
@@ -43,11 +49,14 @@ def test_recipes_for_imagenet_have_the_rates_and_decay_that_were_published():
         config = published[f"imagenet_{name}"]()
         data, steps = config.data, 1_281_167 // config.data.batch_size
         assert (data.eval_size, data.batch_size, config.optim.weight_decay) == knobs
-        size_at = build_size(config.augment, data.image_size, steps, config.epochs * steps)
+        whole = torch.zeros(1, data.image_size, data.image_size, 3)
+        run = SimpleNamespace(data=data, steps_per_epoch=steps, total_steps=config.epochs * steps)
+        crops = resizing.change_crops(lambda images, *_: images, config.augment, run)
         lr_at = build_schedule(config.optim, steps, config.epochs * steps)
         for epoch, (size, lr) in expected.items():
             begin = epoch * steps
-            assert {size_at(begin + step) for step in (0, steps // 2, steps - 1)} == {size}
+            for step in (begin, begin + steps // 2, begin + steps - 1):
+                assert crops(whole, None, step).shape == (1, size, size, 3)
             assert lr_at(begin) == pytest.approx(lr, rel=0.01)
 
 

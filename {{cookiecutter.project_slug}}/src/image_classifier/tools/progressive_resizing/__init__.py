@@ -1,0 +1,1 @@
+"""`--augment.min-size`: training begins with small images, which is faster."""
