@@ -3,7 +3,7 @@
 Nothing in a file runs when it is read.
 """
 
-from .loaded import LoadedModel, load_model
+from .loaded import LoadedModel, load_model, place_model
 from .pretrained import PretrainedWeights, load_pretrained, no_network, read_weights
 from .reading import (
     WRONG_CONTENT,

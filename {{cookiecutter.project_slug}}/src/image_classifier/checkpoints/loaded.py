@@ -53,6 +53,15 @@ def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
     best = load_best(path)
     while not world.is_same(int(best.digest[:15], 16)):
         best = load_best(path)  # the run has saved another since some rank read it
+    return place_model(best, compute, world)
+
+
+def place_model(best: Best, compute: ComputeConfig, world: World) -> LoadedModel:
+    """A trained model on the device of `world`.
+
+    Raises:
+        UserError: if its checkpoint holds other weights than its network has.
+    """
     config = best.config
     name = config.precision
     usual = usual_precision(world.device)
@@ -64,7 +73,7 @@ def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
     try:
         model.load_state_dict(best.weights)
     except RuntimeError as error:
-        raise UserError(f"{str(path)!a} holds another model: {first_reason(error)}") from error
+        raise UserError(f"{str(best.path)!a} holds another model: {first_reason(error)}") from error
     model = model.to(precision.device, memory_format=precision.memory_format).eval()
     return LoadedModel(
         **vars(best) | {"weights": model.state_dict()},  # those of the file need not stay

@@ -4,7 +4,7 @@ To train and to evaluate: `TrainData` and `EvalData`, which yield a `Batch` each
 a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its name in `DATASETS`.
 """
 
-from .arrays import COLORED, channel_axis, take, wrong_channels
+from .arrays import COLORED, channel_axis, dtype_of, take, wrong_channels
 from .autotune import fits_memory, open_loader
 from .batch import Augmented, Batch, prefetched
 from .cache_folder import NO_CACHE, cache_folder
@@ -14,10 +14,11 @@ from .datasets.folder import ALL, NoLabelsError, find_folders
 from .datasets.labels import Label, numbered
 from .datasets.layout import WrapperError
 from .datasets.listing import NO_CLASS, has_suffix, is_junk, walk
+from .datasets.map_style import to_pixels
 from .datasets.parts import ROLES, check_fold, choose_part, divide, find_name, look, part_of
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
-from .decode import NPY_START, BadImageError
+from .decode import FORMATS, NPY_START, BadImageError, decode, unreadable
 from .gather import Windows, reflect, shift_and_flip
 from .loader import EvalData, TrainData
 from .samples import LEFT_OUT, Note, Samples

@@ -6,6 +6,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
   `RESULT_IS_IN_FILES` it has done its work even if what it prints is lost.
 - `<verb>_command.py` is the command `<verb>`, of a tool that has several.
 - `options.py` adds options: see `options.py` here.
+- `api.py` has functions for programs, which may be imported from the package itself.
 - `presets.py` adds presets: `PRESETS`, functions that return a `Config`; `change_preset` changes
   those of others; `take_file` turns a file that is named into flags.
 - `dataset.py` adds datasets by name: `DATASETS`, as in `data/datasets/`.

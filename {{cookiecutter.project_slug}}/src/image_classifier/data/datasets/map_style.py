@@ -95,9 +95,9 @@ def to_pixels(image: Any, channels: int = 3, bits: int = 8) -> Tensor:  # noqa: 
                 raise ValueError(f"it is a {type(image).__name__} {array.shape} {array.dtype}")
             axis = channel_axis(array.shape, channels, (0, 2) if is_chw else (2, 0))
             array = np.moveaxis(array, axis, 2)
-        return torch.from_numpy(np.ascontiguousarray(fitted(array, channels, bits)))
+        return torch.from_numpy(np.require(fitted(array, channels, bits), requirements="CW"))
     except ValueError as error:
         raise UserError(
-            f"an image of a torch Dataset should be PIL or uint{bits} (height, width, {channels}), "
-            f"but {error}: leave out ToTensor and Normalize, training does both"
+            f"an image should be PIL or uint{bits} (height, width, {channels}), but {error}: leave "
+            "out ToTensor and Normalize, which are made here"
         ) from error

@@ -43,9 +43,10 @@ def ensemble(options: EnsembleOptions, compute: ComputeConfig) -> None:
             return
         weights, decision = found
     else:
-        config = replace(config, model=replace(config.model, members=len(members)))
-        weights = join_weights(members)
-        decision = join_decisions(members)
+        joined = join(members)
+        config = replace(config, model=joined.config.model)
+        weights = joined.weights
+        decision = joined.decision
     check_weights(config, weights, first)
     with open_run(config, World(torch.device("cpu"))):
         check_new(folder)
@@ -72,6 +73,18 @@ def check_new(folder: Path) -> None:
             f"--dir {str(folder)!a} is not empty: it has {str(name)!a}; take another --dir, or "
             "delete it"
         )
+
+
+def join(members: list[Best]) -> Best:
+    """The members as one model, of the mean of their probabilities."""
+    first = members[0]
+    model = replace(first.config.model, members=len(members))
+    return replace(
+        first,
+        config=replace(first.config, model=model),
+        weights=join_weights(members),
+        decision=join_decisions(members),
+    )
 
 
 def join_weights(members: list[Best]) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from ...data import NO_CLASS
 from ...errors import FaultError, UserError
 from ...extensions import need_tool
 from ...runtime.files import write_whole
-from .output import Row
+from .rows import Row
 
 MOST = 1000  # pictures that somebody will look at
 UNSAFE = re.compile(r"[^\w.-]+")  # in the name of a file

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from ...errors import UserError
 from ...runtime.console import printable
 from ...runtime.files import open_plain, parse_object, remove_leftovers, write_whole
+from .rows import EXTRA, NO_ROW, Row
 
 # How a formula begins in a spreadsheet, perhaps in letters of full width; a number is none.
 SIGN = r"(?:[=@\uff1d\uff20\ufe66\ufe6b]|[+\-\uff0b\uff0d\ufe62\ufe63](?![\d.]+$))"
@@ -26,12 +27,6 @@ FORMULA = re.compile(BEFORE + SIGN)
 INNER = re.compile(f";(?={BEFORE}{SIGN})")  # quotes don't protect it where `;` separates cells
 
 SEPARATOR = "|"  # between the labels of an image in a table
-
-Row = dict[str, Any]  # path, label, probability, top: a list of these two, error; None: unknown; of
-# models that know several labels also `labels`, those that the image has; of models with a
-# threshold also `decision`: the label, or that it abstains
-EXTRA = {"labels", "decision"}
-NO_ROW: Row = {"path": "", "label": None, "probability": None, "top": [], "error": None}
 
 
 class Output:

@@ -18,14 +18,12 @@ from ...evaluate import predict_features, predict_logits
 from ...runtime.console import Progress, printable, say
 from ...runtime.distributed import join_world
 from ...runtime.out_of_memory import smaller_batch_on_oom
-from ...tasks import TASKS
 from .command import PredictOptions
 from .embeddings import Embeddings
 from .heat_maps import begin_heat_maps, write_heat_maps
 from .images import Images, list_files
-from .output import NO_ROW, SEPARATOR, Output, Row, check_out
-
-ABSTAIN = "abstain"  # in the place of a prediction that does not count
+from .output import SEPARATOR, Output, check_out
+from .rows import ABSTAIN, Row, judge, unread
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,6 @@ def predictions(
     trained: LoadedModel, images: Images, wanted: Wanted, first: int = 0
 ) -> Iterator[list[Row]]:
     """The rows of the images from number `first` on, a batch at a time."""
-    decision = trained.decision
-    has_several = trained.config.model.task == "multi-label"
     network = trained.normalize, trained.precision
     for start, batch in images.batches(first):
         if wanted.embeddings:
@@ -126,29 +122,14 @@ def predictions(
             wanted.embeddings.add(start, features, images.errors)
         else:
             logits = predict_logits(trained.model, batch.images, *network)
-        logits = logits / decision.temperature
-        probabilities = TASKS[trained.config.model.task].probabilities(logits)
-        best = probabilities.topk(wanted.top_k)
-        rows: list[Row] = []
-        chosen = (decision.has_label if has_several else decision.is_sure)(probabilities)
-        found = zip(best.values.tolist(), best.indices.tolist(), chosen.tolist(), strict=True)
-        for index, (shares, classes, own) in enumerate(found, start):
-            path = images.files.relative(index).decode("utf-8", "backslashreplace")
-            row: Row = NO_ROW | {"path": path, "error": images.errors.pop(index, None)}
-            if not row["error"]:
-                # Nine digits tell a float32 from the next.
-                pairs = zip((trained.classes[n] for n in classes), shares, strict=True)
-                top = [{"label": name, "probability": float(f"{p:.9g}")} for name, p in pairs]
-                row |= {"top": top, **top[0]}
-            if has_several:
-                pairs = zip(trained.classes, own, strict=True)
-                labels = [name for name, is_there in pairs if is_there]
-                row["labels"] = None if row["error"] else labels
-            elif decision.thresholds:
-                row["decision"] = row["label"] if own or row["error"] else ABSTAIN
-            rows.append(row)
+        rows = judge(trained, logits, wanted.top_k)
+        for number, row in enumerate(rows):
+            index = start + number
+            row["path"] = images.files.relative(index).decode("utf-8", "backslashreplace")
+            if index in images.errors:
+                rows[number] = unread(row, images.errors.pop(index))
         if wanted.explain:
-            write_heat_maps(wanted.explain, trained, batch.images, best.indices[:, 0], rows, start)
+            write_heat_maps(wanted.explain, trained, batch.images, logits.argmax(1), rows, start)
         yield rows
 
 

@@ -1,0 +1,185 @@
+"""A trained model in a program: labels and probabilities as `predict` and `evaluate` have them."""
+
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ...checkpoints import LoadedModel, load_model, place_model
+from ...config import ComputeConfig
+from ...data import BadImageError, PathList, decode, dtype_of, fit_square, to_pixels, unreadable
+from ...errors import FaultError, UserError
+from ...evaluate import predict_features, predict_logits
+from ...extensions import need_tool
+from ...runtime.distributed import World, choose_device
+from ...runtime.machine import num_cores
+from ..predict.rows import Row, calibrated, judge, unread
+
+# A path, the content of a file, a PIL image, or uint8 or uint16 pixels: an array (height, width,
+# channels) or a tensor (channels, height, width).
+OneImage = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | Tensor
+Images = OneImage | Iterable[OneImage]  # an array or a tensor of four dimensions is several
+Part = tuple[list[OneImage], Tensor, list[str]]  # images, (count, channels, side, side), errors
+
+
+class Classifier:
+    """A trained model with the preprocessing of its evaluation; threads may share one."""
+
+    def __init__(self, trained: LoadedModel) -> None:
+        """Of a model that is on its device."""
+        self.trained = trained
+
+    def __repr__(self) -> str:
+        """How many classes it knows, where it is from and where it is."""
+        return f"<Classifier of {len(self.classes)} classes: {self.trained.path}, {self.device}>"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the probabilities."""
+        return self.trained.classes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.trained.precision.device
+
+    def predict(self, images: Images, top_k: int = 5, batch_size: int = 64) -> Row | list[Row]:
+        """What the model says of an image, or of each of several, as `predict --out` has it.
+
+        A row has the `label`, its `probability`, the `top` classes with theirs, and the `path` if
+        there is one; of a model of several labels also `labels`, of one that abstains `decision`.
+        Among several images, one that can't be read has an `error`, and no label.
+
+        Raises:
+            BadImageError: if the only image can't be read.
+            UserError: if something is no image, or has other channels.
+        """
+        rows = []
+        top_k = max(1, min(top_k, len(self.classes)))
+        for part, pixels, errors in self.parts(images, batch_size):
+            found = judge(self.trained, self.logits(pixels), top_k)
+            for image, row, error in zip(part, found, errors, strict=True):
+                row["path"] = os.fspath(image) if isinstance(image, str | os.PathLike) else ""
+                rows.append(unread(row, error) if error else row)
+        if not is_one(images):
+            return rows
+        if rows[0]["error"]:
+            raise BadImageError(name_of(images), rows[0]["error"])
+        return rows[0]
+
+    def probabilities(self, images: Images, batch_size: int = 64) -> Tensor:
+        """Calibrated probabilities: (count, classes) float32 on the CPU, one row for one image.
+
+        Raises:
+            BadImageError: if an image can't be read.
+            UserError: if something is no image, or has other channels.
+        """
+        parts = self.readable(images, batch_size)
+        found = [calibrated(self.trained, self.logits(pixels)).cpu() for pixels in parts]
+        return torch.cat(found) if found else torch.empty(0, len(self.classes))
+
+    def features(self, images: Images, batch_size: int = 64) -> Tensor:
+        """What the last layer gets of each image: (count, width) float32 on the CPU.
+
+        Raises:
+            BadImageError: if an image can't be read.
+            UserError: if something is no image, or the network has no such features.
+        """
+        trained = self.trained
+        if hasattr(trained.model, "each_network"):
+            raise UserError("an ensemble has no features: load one of its runs")
+        how = trained.normalize, trained.precision
+        parts = self.readable(images, batch_size)
+        found = [predict_features(trained.model, pixels, *how)[1].cpu() for pixels in parts]
+        return torch.cat(found) if found else torch.empty(0, 0)
+
+    @torch.inference_mode()
+    def logits(self, pixels: Tensor) -> Tensor:
+        """Of (count, channels, side, side) whole numbers: (count, classes) float32."""
+        trained = self.trained
+        return predict_logits(trained.model, pixels, trained.normalize, trained.precision)
+
+    def readable(self, images: Images, batch_size: int) -> Iterator[Tensor]:
+        """The pixels of `parts`, all of which can be read.
+
+        Raises:
+            BadImageError: if one can't.
+        """
+        for part, pixels, errors in self.parts(images, batch_size):
+            for image, error in zip(part, errors, strict=True):
+                if error:
+                    raise BadImageError(name_of(image), error)
+            yield pixels
+
+    def parts(self, images: Images, batch_size: int) -> Iterator[Part]:
+        """So many images at a time, decoded and made squares by all cores, on the device."""
+        data = self.trained.config.data
+        shape = (data.eval_size, data.eval_size, data.channels)
+        images = iter([images] if is_one(images) else images)
+        with ThreadPoolExecutor(num_cores()) as pool:
+            while part := list(islice(images, batch_size)):
+                pixels = torch.empty((len(part), *shape), dtype=dtype_of(data.bits))
+                errors = list(pool.map(self.fill, pixels, part))
+                yield part, pixels.permute(0, 3, 1, 2).to(self.device), errors
+
+    def fill(self, place: Tensor, image: OneImage) -> str:
+        """Write an image to its place, (side, side, channels); returns why it can't be read."""
+        data = self.trained.config.data
+        try:
+            pixels = read_pixels(image, data.channels, data.bits)
+        except BadImageError as error:
+            place.zero_()
+            return error.reason
+        fit_square(pixels, place, data.fit, self.trained.mean)
+        return ""
+
+
+def load_runs(runs: list[str], device: str) -> Classifier:
+    """The trained model of a run, or of several; see `load`."""
+    place = torch.device(device) if ":" in device else choose_device(device, 0, 1)[0]
+    world = World(place)
+    compute = ComputeConfig(device=place.type)
+    if len(runs) == 1:
+        return Classifier(load_model(runs[0], compute, world))
+    members = need_tool("members", "ensemble", "to load several runs as one").load_members(runs)
+    joined = need_tool("ensemble", "ensemble", "").join(members)
+    return Classifier(place_model(joined, compute, world))
+
+
+def is_one(images: Any) -> bool:  # noqa: ANN401 - of any kind
+    """Whether it is one image, and not several."""
+    if isinstance(images, np.ndarray | Tensor):
+        return images.ndim < 4
+    return isinstance(images, str | os.PathLike | bytes | bytearray | Image.Image)
+
+
+def name_of(image: OneImage) -> str:
+    """An image in a message."""
+    return os.fspath(image) if isinstance(image, str | os.PathLike) else type(image).__name__
+
+
+def read_pixels(image: OneImage, channels: int, bits: int) -> Tensor:
+    """An image as (height, width, channels) of so many bits.
+
+    Raises:
+        BadImageError: if a file or its content can't be read.
+        UserError: if it is no image, or has other channels.
+        FaultError: if the system is out of memory or file descriptors.
+    """
+    if isinstance(image, str | os.PathLike):
+        return PathList(Path(), [os.fsencode(image)]).image(0, channels, bits)
+    if not isinstance(image, bytes | bytearray):
+        return to_pixels(image, channels, bits)
+    try:
+        return decode(bytes(image), channels, bits)
+    except (UserError, FaultError):
+        raise
+    except Exception as error:  # of any kind: it is damaged
+        raise unreadable("bytes", error) from error

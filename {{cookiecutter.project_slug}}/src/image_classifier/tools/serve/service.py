@@ -1,0 +1,107 @@
+"""A web service of a trained model: the bytes of an image in, its labels as JSON out.
+
+It has no accounts: who reaches its address may use it.
+"""
+
+import asyncio
+import io
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from PIL import Image
+
+from ...data import FORMATS, BadImageError
+from ...errors import UserError
+from ...runtime.machine import num_cores
+from ..python_api.api import load
+from ..python_api.classifier import Classifier
+from .command import ServeOptions
+
+try:
+    import uvicorn
+    from fastapi import FastAPI, HTTPException, Query, Request
+except ImportError as error:
+    raise UserError("serve needs libraries: pip install fastapi uvicorn") from error
+
+
+def serve(options: ServeOptions) -> None:
+    """Answer requests until the process is told to end.
+
+    Raises:
+        UserError: if there is no such run, or a library is missing.
+    """
+    model = load(options.run, device=options.device)
+    workers = options.workers or num_cores()
+    torch.set_num_threads(max(1, num_cores() // workers))
+    app = build_app(model, options, workers)
+    uvicorn.run(app, host=options.host, port=options.port, access_log=False)
+
+
+def build_app(model: Classifier, options: ServeOptions, workers: int) -> FastAPI:
+    """The service: `GET /health` says what it serves, `POST /predict` labels the body."""
+    app = FastAPI(title="image classifier", docs_url=None, redoc_url=None)
+    pool = ThreadPoolExecutor(workers)
+    pending: set[asyncio.Future] = set()  # images with a worker, or waiting for one
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok", "classes": model.classes, "waiting": len(pending)}
+
+    @app.post("/predict")
+    async def predict(request: Request, top_k: int = Query(5, ge=1)) -> dict[str, Any]:
+        content = await receive(request, int(options.max_megabytes * 1e6), options.max_seconds)
+        if len(pending) >= workers + options.max_waiting:
+            raise HTTPException(503, "too many requests at once", {"Retry-After": "1"})
+        label = lambda: judge(model, content, top_k, options.max_megapixels * 1e6)  # noqa: E731
+        done = asyncio.get_running_loop().run_in_executor(pool, label)
+        pending.add(done)  # also when its client has stopped waiting
+        done.add_done_callback(pending.discard)
+        return await in_time(asyncio.shield(done), options.max_seconds, 503, "no worker was free")
+
+    return app
+
+
+async def receive(request: Request, most_bytes: int, seconds: float) -> bytes:
+    """The body of a request, of which no more is kept than may be."""
+    content = bytearray()
+
+    async def read() -> None:
+        async for part in request.stream():
+            content.extend(part)
+            if len(content) > most_bytes:
+                raise HTTPException(413, f"more than {most_bytes / 1e6:g} MB")
+
+    await in_time(read(), seconds, 408, "the image did not arrive")
+    return bytes(content)
+
+
+async def in_time(work: Any, seconds: float, status: int, what: str) -> Any:  # noqa: ANN401
+    """What `work` returns; an answer with `status` if it takes longer."""
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        raise HTTPException(status, f"{what} within {seconds:g} s") from None
+
+
+def judge(model: Classifier, content: bytes, top_k: int, most_pixels: float) -> dict[str, Any]:
+    """The row of an image.
+
+    Raises:
+        HTTPException: with status 413 for one that is too large, 400 for one that can't be read.
+    """
+    if pixels_of(content) > most_pixels:
+        raise HTTPException(413, f"more than {most_pixels / 1e6:g} megapixels")
+    try:
+        return model.predict(content, top_k)
+    except BadImageError as error:
+        raise HTTPException(400, f"the image cannot be read: {error.reason}") from error
+
+
+def pixels_of(content: bytes) -> int:
+    """How many pixels the header of an image file speaks of; 0 where it can't be read."""
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            return image.width * image.height
+    except Exception:  # Pillow raises many kinds; `predict` says what is wrong
+        return 0

@@ -1,0 +1,138 @@
+"""A service labels images as the command does, and bad requests neither stop nor fill it."""
+
+import io
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import tiny, untrained_run
+from PIL import Image
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+httpx = pytest.importorskip("httpx")
+python_api = pytest.importorskip("image_classifier.tools.python_api.api")
+
+PROGRAM = "import sys; from image_classifier.cli import main; sys.exit(main())"
+LIMITS = "--port 0 --max-megabytes 0.3 --max-megapixels 0.5 --max-seconds 3 --device cpu"
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    return untrained_run(tiny(tmp_path_factory.mktemp("serve") / "run"), photos)
+
+
+@contextmanager
+def serving(run, *words):
+    """A service, and a client of it."""
+    command = [sys.executable, "-c", PROGRAM, "serve", run, *LIMITS.split(), *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as service:
+        line = next(line for line in service.stderr if "running on" in line)
+        address = re.search(r"http://127\.0\.0\.1:\d+", line)[0]
+        with httpx.Client(base_url=address, timeout=60) as client:
+            yield client
+        service.terminate()
+        assert "Finished server process" in service.stderr.read()
+
+
+@pytest.fixture(scope="module")
+def client(run):
+    with serving(run) as client:
+        yield client
+
+
+def test_fifty_requests_at_once_are_all_answered_as_by_the_model(run, client, photos):
+    paths = sorted(photos.rglob("*.jpg"))
+    rows = {path: python_api.load(run).predict(path) | {"path": ""} for path in paths}
+
+    def ask(path):
+        answer = client.post("/predict", content=path.read_bytes())
+        return path, answer.status_code, answer.json()
+
+    with ThreadPoolExecutor(50) as pool:
+        for path, status, row in pool.map(ask, (paths * 50)[:50]):
+            assert status == 200
+            assert row["label"] == rows[path]["label"]
+            assert row["probability"] == pytest.approx(rows[path]["probability"], abs=1e-5)
+            assert [*row] == [*rows[path]]
+    assert client.get("/health").json() == {
+        "status": "ok",
+        "classes": ["ant", "bee"],
+        "waiting": 0,
+    }
+    row = client.post("/predict?top_k=1", content=paths[0].read_bytes()).json()
+    assert row["top"] == rows[paths[0]]["top"][:1]
+
+
+def png(width, height):
+    """A file of some hundred bytes, of black pixels."""
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+BAD = {
+    "empty": (b"", 400, "the image cannot be read"),
+    "text": (b"<script>alert(1)</script>", 400, "not a JPEG, PNG"),
+    "a pickle": (b"\x80\x04cos\nsystem\n(S'true'\ntR.", 400, "not a JPEG, PNG"),
+    "too many pixels": (png(1000, 1000), 413, "more than 0.5 megapixels"),
+    "a bomb": (png(40_000, 40_000), 400, "the image cannot be read"),
+    "too many bytes": (b"\xff\xd8\xff" + bytes(400_000), 413, "more than 0.3 MB"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_image_is_refused_and_the_next_is_labeled(client, photos, kind):
+    content, status, said = BAD[kind]
+    answer = client.post("/predict", content=content)
+    assert (answer.status_code, said in answer.json()["detail"]) == (status, True), answer.text
+    cut = (photos / "val/ant/12.jpg").read_bytes()
+    assert "truncated" in client.post("/predict", content=cut[:900]).json()["detail"]
+    assert client.post("/predict", content=cut).status_code == 200
+
+
+def test_an_image_that_does_not_arrive_is_given_up(client):
+    def slow():
+        yield b"\xff\xd8\xff"
+        time.sleep(4)
+        yield b"\0"
+
+    assert client.post("/predict", content=slow()).status_code == 408
+
+
+def test_paths_and_other_methods_lead_nowhere(client):
+    assert client.get("/predict").status_code == 405
+    assert client.get("/..%2f..%2fetc/passwd").status_code == 404
+    assert client.get("/docs").status_code == 404
+    assert client.post("/predict?top_k=0", content=b"").status_code == 422
+
+
+def test_what_a_busy_service_has_no_place_for_is_told_to_come_back(run, photos):
+    content = (photos / "val/ant/12.jpg").read_bytes()
+    ask = lambda _: client.post("/predict", content=content)  # noqa: E731
+    with (
+        serving(run, "--workers", "1", "--max-waiting", "0") as client,
+        ThreadPoolExecutor(20) as p,
+    ):
+        answers = list(p.map(ask, range(60)))
+        assert {answer.status_code for answer in answers} == {200, 503}
+        busy = next(answer for answer in answers if answer.status_code == 503)
+        assert busy.headers["retry-after"] == "1"
+        assert ask(None).status_code == 200
+
+
+def test_it_is_heard_by_this_machine_alone(client):
+    port = client.base_url.port
+    listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    local = [row[1] for row in listening if row[3] == "0A"]  # that listen
+    assert f"0100007F:{port:04X}" in local
+    assert f"00000000:{port:04X}" not in local
+
+
+def test_a_run_that_is_not_there_is_a_line(refusal, tmp_path):
+    assert "there is no checkpoint" in refusal("serve", tmp_path / "gone")
