@@ -47,8 +47,7 @@ def configure(preset: str = "shapes", options: Mapping[str, Any] | None = None) 
         UserError: if there is no such preset or option, or it can't have that value.
     """
     words = [preset, *words_of(dict(options or {}))]
-    name, config = take_preset(words, preset)
-    config = replace(config, run=replace(config.run, dir=f"runs/{name}"))
+    _, config = take_preset(words, preset, "runs/{}")
     return parse(Config, words, prog="configure", about="", default=config)
 
 
