@@ -9,7 +9,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 
 def __getattr__(name: str) -> object:
-    """What a tool offers to programs: `from image_classifier import load`."""
+    """What a tool offers to programs: `from <package> import load`."""
     from .extensions import function
 
     if name.startswith("_") or (found := function("api", name)) is None:

@@ -1,4 +1,4 @@
-"""What the package offers to programs: `from image_classifier import configure, fit, load`.
+"""What the package offers to programs: `from <package> import load`.
 
 PyTorch is imported when one of them is called.
 """

@@ -16,8 +16,7 @@ class ServeOptions:
     """What to serve, to whom, and the limits of a request."""
 
     run: Annotated[str, tyro.conf.Positional]  # run folder, or a checkpoint in one
-    host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: every network that the machine is in
-    port: int = within(8000, 0, 65535)  # 0: any that is free
+    port: int = within(8000, 0, 65535)  # of this machine alone; 0: any that is free
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
     workers: int = within(0, 0, 1024)  # images at a time; 0: as many as cores
     max_waiting: int = within(100, 0)  # requests that wait for a worker; others get status 503

@@ -1,6 +1,6 @@
 """A web service of a trained model: the bytes of an image in, its labels as JSON out.
 
-It has no accounts: who reaches its address may use it.
+It has no accounts, and listens to this machine alone.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from PIL import Image
 from ...data import FORMATS, BadImageError
 from ...errors import UserError
 from ...runtime.machine import num_cores
+from ...runtime.platform import install_command
 from ..python_api.api import load
 from ..python_api.classifier import Classifier
 from .command import ServeOptions
@@ -22,7 +23,9 @@ try:
     import uvicorn
     from fastapi import FastAPI, HTTPException, Query, Request
 except ImportError as error:
-    raise UserError("serve needs libraries: pip install fastapi uvicorn") from error
+    raise UserError(f"serve needs libraries: {install_command('fastapi', 'uvicorn')}") from error
+
+ADDRESS = "127.0.0.1"
 
 
 def serve(options: ServeOptions) -> None:
@@ -35,7 +38,7 @@ def serve(options: ServeOptions) -> None:
     workers = options.workers or num_cores()
     torch.set_num_threads(max(1, num_cores() // workers))
     app = build_app(model, options, workers)
-    uvicorn.run(app, host=options.host, port=options.port, access_log=False)
+    uvicorn.run(app, host=ADDRESS, port=options.port, access_log=False)
 
 
 def build_app(model: Classifier, options: ServeOptions, workers: int) -> FastAPI:
