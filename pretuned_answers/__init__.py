@@ -53,6 +53,12 @@ _LIBRARIES = {
         googleapis_common_protos httpcore httpx normalizer platformdirs pydantic pydantic_core
         requests sniffio typing_inspection urllib3 wandb wb xxhash
     """,
+    "mlflow": """
+        annotated_doc blinker cachetools cffi cffi_gen_src cryptography databricks databricks_sdk
+        fastapi flask flask_cors gitdb gitpython google_auth graphene graphql graphql_relay gunicorn
+        huey importlib_metadata itsdangerous mlflow mlflow_skinny mlflow_tracing prettytable pyasn1
+        pyasn1_modules pycparser skops smmap sqlformat sqlparse zipp
+    """,
     "trackio": """
         brotli dotenv gradio_client httptools multipart orjson python_dotenv python_multipart
         starlette trackio uvicorn uvloop watchfiles websockets

@@ -1,8 +1,9 @@
-"""The real wandb and trackio, without a network: what was logged is on the disk, resumed too."""
+"""The real libraries of trackers, without a network: the disk has what was logged, resumed too."""
 
 import json
 import os
 import sqlite3
+from contextlib import closing
 
 import pytest
 from conftest import PROJECT, python
@@ -43,7 +44,7 @@ print(json.dumps([said, called]))
 def track(tmp_path, monkeypatch):
     """A function that tracks a run in `run` by a library: what it said, and whom it called."""
     for name in os.environ:
-        if name.startswith(("WANDB", "TRACKIO", "HF_")):
+        if name.startswith(("WANDB", "TRACKIO", "HF_", "MLFLOW")):
             monkeypatch.delenv(name)
     places = {"HOME": tmp_path, "PYTHONPATH": PROJECT / "src", "PLANTED": "planted"}
 
@@ -79,3 +80,22 @@ def test_trackio_keeps_a_run_that_goes_on_in_its_folder(track):
     scores = [(run, step, row["val/top1"]) for run, step, row in logged if "val/top1" in row]
     assert scores == [("run", step, step / 10) for step in (1, 2, 3, 4)]
     assert list(folder.glob("trackio/media/**/*.png"))
+
+
+def test_mlflow_keeps_a_run_that_goes_on_in_a_database_beside_its_folder(track):
+    folder, said, called = track("mlflow")
+    store = folder.parent / "mlflow.db"
+    view = f"mlflow: to view: mlflow ui --backend-store-uri sqlite:///{store}"
+    assert said == [view, view]
+    assert {*called} <= {"('::1', 0)"}  # urllib3 tries whether there is IPv6
+    assert b"planted" not in store.read_bytes()
+    with closing(sqlite3.connect(store)) as database:
+        runs = database.execute("SELECT run_uuid, name, status, user_id FROM runs").fetchall()
+        rows = "SELECT step, value FROM metrics WHERE key = 'val/top1' ORDER BY step"
+        scores = database.execute(rows).fetchall()
+        options = dict(database.execute("SELECT key, value FROM params"))
+    assert runs == [((folder / "mlflow.id").read_text(), "run", "FINISHED", "unknown")]
+    assert scores == [(step, step / 10) for step in (1, 2, 3, 4)]
+    assert options["optim.lr"] == "0.5"
+    assert not [name for name in options if name.startswith(("run.", "data.root"))]
+    assert list(folder.parent.glob("mlartifacts/*/artifacts/confusion.png"))

@@ -22,7 +22,7 @@ from .machine import device_name, proc
 # All that a run writes, and so all that `--run.fresh` deletes.
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
 WRITTEN += ("micro_batch.json", "heartbeats", "bad_images.txt", "predictions.safetensors")
-WRITTEN += ("probe.safetensors", "test.json")
+WRITTEN += ("probe.safetensors", "test.json", "mlflow.id")
 WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "wandb", "trackio", "profile", "memory", "ray")
 LIBRARIES = ("numpy", "pillow", "simplejpeg", "torchvision")  # by which images are decoded
 

@@ -1,0 +1,60 @@
+"""MLflow, the real one, with a store of its own: a run that goes on is one run there."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import answers_of, run_alone
+
+from image_classifier.tools.mlflow.tracker import (
+    open_tracker,
+)
+from image_classifier.tracking import PROJECT
+
+# Not by an import, which would take seconds in this process, too.
+pytestmark = pytest.mark.skipif(not find_spec("mlflow"), reason="needs mlflow")
+
+
+def tracked(folder):
+    """What the store has after two starts, of which the second continued with another option."""
+    run = Path(folder, "runs", "a")
+    run.mkdir(parents=True)
+    (run / "report.html").write_text("<p>report")
+    found = answers_of(("ant", "bee"), torch.tensor([[2, 1], [0, 3]]))
+    knobs = {f"knob.{n}": n / 10 for n in range(120)} | {"data.name": ""}
+    for start in (0, 2):
+        tracker = open_tracker(run, knobs | {"compute.compile": bool(start)}, start)
+        tracker.log(start + 1, {"val/top1": start / 10, "train/loss": 1.0})
+        tracker.finish(start + 2, found)
+        tracker.close(start > 0)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracker.note.rpartition(" ")[2])
+    (kept,) = client.search_runs([client.get_experiment_by_name(PROJECT).experiment_id])
+    history = client.get_metric_history(kept.info.run_id, "val/top1")
+    return {
+        "note": tracker.note,
+        "name": kept.info.run_name,
+        "status": kept.info.status,
+        "history": [(metric.step, metric.value) for metric in history],
+        "params": kept.data.params,
+        "tags": kept.data.tags,
+        "artifacts": sorted(file.path for file in client.list_artifacts(kept.info.run_id)),
+        "files": sorted(path.name for path in Path(folder, "runs").iterdir()),
+    }
+
+
+def test_a_run_that_goes_on_is_one_run_with_its_options_metrics_and_report(tmp_path):
+    code, found = run_alone(tracked, str(tmp_path))
+    assert code == 0
+    assert found["name"] == "a"
+    assert found["status"] == "FINISHED"
+    assert found["history"] == [(1, 0.0), (3, 0.2)]
+    assert len(found["params"]) == 122
+    assert found["params"]["knob.7"] == "0.7"
+    assert found["params"]["compute.compile"] == "False"  # as it began
+    assert found["tags"] == {"mlflow.runName": "a"}  # neither who started it, nor where
+    assert found["artifacts"] == ["confusion.png", "report.html"]
+    assert found["files"] == ["a", "mlartifacts", "mlflow.db"]
+    assert found["note"].endswith(f" --backend-store-uri sqlite:///{tmp_path}/runs/mlflow.db")

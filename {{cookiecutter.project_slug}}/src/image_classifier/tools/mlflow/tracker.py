@@ -1,0 +1,68 @@
+"""`--run.trackers mlflow`."""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ...metrics import Predictions, pictures_of
+from ...runtime.files import write_text
+from ...tracking import PROJECT, Knobs, Tracker
+
+LIBRARY = "mlflow"
+MOST_PARAMS = 100  # in one request
+# It would send usage data, and print that it makes its tables.
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
+
+
+def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noqa: ARG001
+    """MLflow: a database beside the run folder, or the server of `MLFLOW_TRACKING_URI`.
+
+    The same folder is the same run. It sends no code, machine data or command line; the report,
+    which has images and paths, stays on this machine.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient, MlflowException
+    from mlflow.entities import Metric, Param
+
+    place = folder.resolve().parent
+    server = os.environ.get("MLFLOW_TRACKING_URI")
+    address = server or f"sqlite:///{(place / 'mlflow.db').as_posix()}"
+    client = MlflowClient(address)
+    id_file = folder / "mlflow.id"
+    if id_file.exists():
+        run = id_file.read_text().strip()
+        client.update_run(run, status="RUNNING")
+    else:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        with suppress(MlflowException):  # it is there, perhaps since another run asked, too
+            artifacts = None if server else (place / "mlartifacts").as_uri()
+            client.create_experiment(name, artifacts)
+        experiment = client.get_experiment_by_name(name)
+        created = client.create_run(experiment.experiment_id, run_name=folder.resolve().name)
+        run = created.info.run_id
+        # Once: a run that goes on may have other values where that is free, and these can't change.
+        params = [Param(knob, str(value)) for knob, value in knobs.items()]
+        for start in range(0, len(params), MOST_PARAMS):
+            client.log_batch(run, params=params[start : start + MOST_PARAMS])
+        write_text(id_file, run)
+
+    def log(step: int, metrics: dict[str, float]) -> None:
+        now = round(1000 * time.time())  # milliseconds
+        values = [Metric(name, value, now, step) for name, value in metrics.items()]
+        client.log_batch(run, metrics=values)
+
+    def finish(_: int, predictions: Predictions) -> None:
+        for name, pixels in pictures_of(predictions).items():
+            client.log_image(run, pixels, f"{name}.png")
+        report = folder / "report.html"
+        if report.exists() and not server:
+            client.log_artifact(run, str(report))
+
+    return Tracker(
+        log=log,
+        finish=finish,
+        close=lambda is_done: client.set_terminated(run, "FINISHED" if is_done else "FAILED"),
+        note=str(server or f"to view: mlflow ui --backend-store-uri {address}"),
+    )

@@ -1,0 +1,219 @@
+"""What the files of a run say of its model, and the dataset of its images, if it is there."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ...checkpoints import LoadedModel, load_model
+from ...config import ComputeConfig, Config
+from ...data import LEFT_OUT, Source, open_dataset
+from ...errors import UserError
+from ...metrics import counted_and_correct
+from ...runtime.distributed import join_world
+from ...runtime.files import read_object, read_rows
+from ..runs.saved_runs import Run, SavedPredictions, best_of, evaluations, read_run
+from .origin import public
+
+CONFIDENCE = 0.95
+
+
+class Share(NamedTuple):
+    """How many of `count` images are right."""
+
+    right: int
+    count: int
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1; more than that of no images, which come last."""
+        return self.right / self.count if self.count else 2.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the share lies with 95 % confidence, by Wilson.
+
+        https://doi.org/10.1080/01621459.1927.10502953
+        """
+        from scipy.stats import binomtest
+
+        found = binomtest(self.right, self.count).proportion_ci(CONFIDENCE, "wilson")
+        return float(found.low), float(found.high)
+
+    def __str__(self) -> str:
+        if not self.count:
+            return ""
+        low, high = self.interval
+        return f"{self.share:.1%} ({100 * low:.1f} .. {100 * high:.1f})"
+
+
+class ClassRow(NamedTuple):
+    """The result of one class on the validation images."""
+
+    name: str
+    recall: Share  # of the images of the class
+    precision: Share  # of the images that are taken for it
+
+
+class Part(NamedTuple):
+    """The images of a split."""
+
+    size: int
+    by_class: Tensor  # how many have each label: (classes,) int64
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a card is written from."""
+
+    license: str  # of the model, as its owner says
+    run: Run
+    loaded: LoadedModel
+    predictions: SavedPredictions
+    metrics: dict[str, float]  # of the best weights on the validation images: `top1` and so on
+    test_metrics: dict[str, float]  # on the test images; none if they were not scored
+    environment: dict[str, Any]
+    parts: dict[str, Part]  # training, and test if it was scored; none if they are there no more
+
+    @property
+    def name(self) -> str:
+        """That of the run folder."""
+        return self.run.folder.resolve().name
+
+    @property
+    def dataset(self) -> str:
+        """The name of the dataset: that of its folder, if it is one of the user's."""
+        data = self.config.data
+        return data.name if data.root == type(data).root else public(data.root)
+
+    @property
+    def config(self) -> Config:
+        """That of the run."""
+        return self.loaded.config
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an image may have several labels."""
+        return self.predictions.target.ndim == 2
+
+    @property
+    def num_weights(self) -> int:
+        """The number of weights that training could change."""
+        return sum(weight.numel() for weight in self.loaded.model.parameters())
+
+    @cached_property
+    def right(self) -> Share:
+        """How many images are right: with several labels, all of their labels."""
+        counted, right = counted_and_correct(self.predictions.predicted, self.predictions.target)
+        return Share(int(right.sum()), int(counted.sum()))
+
+    @property
+    def test_right(self) -> Share | None:
+        """How many test images are right; None if their number is unknown."""
+        part = self.parts.get("test")
+        if part is None or "top1" not in self.test_metrics:
+            return None
+        count = part.size - int(self.test_metrics.get("bad_images", 0))
+        return Share(round(self.test_metrics["top1"] * count), count)
+
+    @cached_property
+    def classes(self) -> list[ClassRow]:
+        """The result of each class."""
+        truth, found = self.tables()
+        hits = (truth & found).sum(0).tolist()
+        columns = zip(hits, truth.sum(0).tolist(), found.sum(0).tolist(), strict=True)
+        return [
+            ClassRow(name, Share(hit, has), Share(hit, taken))
+            for name, (hit, has, taken) in zip(self.predictions.classes, columns, strict=True)
+        ]
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Which images have, and are taken to have, each label, where that counts: both bool."""
+        truth = self.predictions.target.long()
+        found = self.predictions.predicted.long()
+        known = (truth != LEFT_OUT) & (found != LEFT_OUT)
+        if not self.is_multi_label:
+            count = len(self.predictions.classes)
+            truth, found = (one_hot(table[known], count) for table in (truth, found))
+            return truth.bool(), found.bool()
+        return (truth == 1) & known, (found == 1) & known
+
+
+def read_facts(folder: Path, license_: str) -> Facts:
+    """Read a run that has ended, and which is published under `license_`.
+
+    Raises:
+        UserError: if it is none, or one of its files can't be used.
+    """
+    run = read_run(folder)
+    if run.predictions is None:
+        raise UserError(
+            f"{str(folder)!a} has no predictions.safetensors of its best weights, which a run "
+            "writes at its end: run its command again, which takes one evaluation"
+        )
+    compute = ComputeConfig(device="cpu")
+    with join_world(compute) as world:
+        loaded = load_model(str(folder), compute, world)
+    if (loaded.step, loaded.classes) != (run.predictions.step, run.predictions.classes):
+        raise UserError(
+            f"the predictions in {str(folder)!a} are of step {run.predictions.step}, best.pt is of "
+            f"step {loaded.step}: run its command again, which takes one evaluation"
+        )
+    test_metrics = of_split("test", read_if_there(folder / "test.json"))
+    return Facts(
+        license=license_,
+        run=run,
+        loaded=loaded,
+        predictions=run.predictions,
+        metrics=of_split("val", best_metrics(folder, run)),
+        test_metrics=test_metrics,
+        environment=read_if_there(folder / "environment.json"),
+        parts=open_parts(loaded, has_test=bool(test_metrics)),
+    )
+
+
+def read_if_there(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is no such file."""
+    return read_object(path) if path.is_file() else {}
+
+
+def best_metrics(folder: Path, run: Run) -> dict[str, Any]:
+    """The metrics of the best weights: all of them at the end of a run, else some."""
+    result = read_if_there(folder / "status.json").get("result")
+    if isinstance(result, dict) and result.get("step") == run.predictions.step:
+        return result
+    return best_of(evaluations(read_rows(folder / "metrics.jsonl"), run.metric), run.metric)
+
+
+def of_split(split: str, row: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a row that are metrics of a split, by their names without it."""
+    start = f"{split}/"
+    found = {name.removeprefix(start): v for name, v in row.items() if name.startswith(start)}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
+def open_parts(loaded: LoadedModel, has_test: bool) -> dict[str, Part]:
+    """The images that the model was trained with, and tested on; none if they are there no more."""
+    try:
+        train = open_part(loaded, "train")
+        # A space separates what says that they are prepared.
+        now, was = (text.partition(" ")[0] for text in (train.fingerprint(), loaded.fingerprint))
+        if now != was:
+            return {}
+        parts = {"training": train} | ({"test": open_part(loaded, "test")} if has_test else {})
+    except (UserError, OSError):
+        return {}
+    return {name: Part(len(source), source.class_counts()) for name, source in parts.items()}
+
+
+def open_part(loaded: LoadedModel, split: str) -> Source:
+    """The images of a split, with the labels and classes of the model.
+
+    Raises:
+        UserError: if there are none, or their labels don't fit.
+    """
+    source = open_dataset(loaded.config.data, split).numbered(loaded.classes, split)
+    return loaded.check_images(source, split)

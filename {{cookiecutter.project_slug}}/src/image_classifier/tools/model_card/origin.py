@@ -1,0 +1,84 @@
+"""Where a model comes from: its network, the weights that it began with, and its command line."""
+
+import shlex
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from ...config import Config
+from ...models import find_library, models_by_name, published_weights
+from ...runtime.command_line import all_presets, command, take_preset
+from ...runtime.config_dict import changed_knobs, words_of
+from ...tasks import metric_of
+from .markup import escape
+
+# Knobs of the machine, or of how a run is started, which change no result.
+OF_MACHINE = ("compute.", "data.cache", "data.prefetch_batches", "data.where", "data.workers")
+OF_MACHINE += ("run.dir", "run.fresh", "run.log_every_steps", "run.processes", "run.trackers")
+OF_MACHINE += ("run.timeout_seconds",)
+PATHS = ("data.labels", "data.root", "optim.teacher", "run.init_from")
+
+
+class Base(NamedTuple):
+    """The weights that a run began with."""
+
+    text: str  # what they are, in Markdown
+    license: str  # what is known of their licence, a sentence in Markdown
+    hub: str = ""  # their name on Hugging Face
+
+
+def library_of(name: str) -> str:
+    """The library of the network `name`, or nothing if it is one of this project."""
+    library, is_theirs, _ = name.partition("/")
+    if is_theirs:
+        return library
+    return "" if name in models_by_name() else "torchvision"
+
+
+def base_of(config: Config) -> Base:
+    """The weights that a run began with, and what their library says of their licence."""
+    name = config.model.name
+    init_from = config.run.init_from
+    if not init_from:
+        return Base("random weights", "It began with random weights.")
+    if init_from != "pretrained":
+        text = f"the weights of the file {escape(public(init_from))}"
+        return Base(text, f"It began with {text}, whose licence the run does not know.")
+    if networks := find_library(name):
+        return of_library(name, networks.pretrained_config(name))
+    known = published_weights(name)
+    text = f"{escape(str(known))} of torchvision"
+    how = f"how they were made: {known.meta['recipe']}"
+    return Base(text, f"It began with {text}, which names no licence of its weights; {how}.")
+
+
+def of_library(name: str, known: Any) -> Base:  # noqa: ANN401 - what the library knows of them
+    """The weights of another library's network `name`, as timm describes its own."""
+    text = f"the weights of {escape(name)}"
+    named = getattr(known, "license", None)
+    hub = getattr(known, "hf_hub_id", None) or ""
+    where = f"https://huggingface.co/{hub}" if hub else getattr(known, "origin_url", None)
+    license_ = f"licence: {escape(named)}" if named else "no licence is named"
+    return Base(text, f"It began with {text}; {license_}; see {where}.", hub)
+
+
+def command_line(config: Config) -> str:
+    """The command that trains with `config`: the preset that is most like it, and what differs.
+
+    Of a path that begins at the root, only its end is told.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in all_presets():
+        _, preset = take_preset([name, f"--epochs={config.epochs}"], name)
+        run = replace(preset.run, best_by=metric_of(preset))  # a run settles what is auto
+        changed = changed_knobs(config, replace(preset, run=run))
+        found[name] = {k: v for k, v in changed.items() if not k.startswith(OF_MACHINE)}
+    name = min(found, key=lambda name: len(found[name]))
+    told = {knob: public(v) if knob in PATHS else v for knob, v in found[name].items()}
+    return shlex.join([*command("train").split(), name, *words_of(told)])
+
+
+def public(path: str) -> str:
+    """A path or an address without what it tells of the machine, or of who may read there."""
+    is_whole = "://" in path or PurePath(path).is_absolute()
+    return PurePath(path.partition("?")[0]).name if is_whole else path

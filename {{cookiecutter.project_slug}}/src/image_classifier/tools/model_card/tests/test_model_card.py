@@ -1,0 +1,256 @@
+"""A model card says what the files of a run say, and Hugging Face can read it."""
+
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import HOSTILE, changed
+from safetensors.torch import load_file, save_file
+
+from image_classifier.checkpoints import read_checkpoint
+from image_classifier.cli import main
+from image_classifier.config import Config
+from image_classifier.presets import finetune
+from image_classifier.runtime.command_line import (
+    parse,
+    take_preset,
+)
+from image_classifier.runtime.config_dict import flatten
+from image_classifier.runtime.console import printable
+from image_classifier.tools.model_card.markup import (
+    escape,
+    table,
+    yaml_lines,
+)
+from image_classifier.tools.model_card.origin import (
+    OF_MACHINE,
+    base_of,
+    command_line,
+)
+from image_classifier.train import train
+
+NAMES = (
+    *HOSTILE,
+    "a|b",
+    "---",
+    '"x": y',
+    "two\nlines\n\n# head",
+    "www.evil.com",
+    "![a](b) `c` $d$",
+)
+
+
+def write(folder, *words):
+    """Write the card of a run; return its text."""
+    assert main(["model-card", str(folder), *words]) == 0
+    return Path(folder, "README.md").read_text(encoding="utf-8")
+
+
+def cells(text):
+    """The rows of all tables, as their cells."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines]
+
+
+def section(text, head):
+    """What follows a head, until the next heading or table that has one."""
+    return re.split(r"\n## |\nMost often", text.partition(head)[2])[0]
+
+
+def wilson(right, count):
+    """The interval by its formula: https://en.wikipedia.org/wiki/Binomial_proportion_confidence."""
+    share, z = right / count, 1.959964
+    middle = share + z**2 / (2 * count)
+    width = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    low, high = (abs(middle + sign * width) / (1 + z**2 / count) for sign in (-1, 1))  # no -0.0
+    return f"{share:.1%} ({100 * low:.1f} .. {100 * high:.1f})"
+
+
+def renamed(folder, classes):
+    """The run in a folder, with other names of its classes."""
+    path = Path(folder, "checkpoints", "best.pt")
+    torch.save(read_checkpoint(path) | {"classes": list(classes)}, path)
+    path = Path(folder, "predictions.safetensors")
+    tensors = load_file(path)
+    about = {"step": read_checkpoint(Path(folder, "checkpoints", "best.pt"))["state"]["step"]}
+    about |= {"images": "0", "files": {}, "classes": classes}
+    save_file(tensors, path, {"about": json.dumps(about)})
+
+
+def test_the_front_matter_is_what_hugging_face_reads(finished):
+    hub = pytest.importorskip("huggingface_hub")
+    Path(finished.run.dir, "test.json").write_text('{"test/top1": 0.25, "test/loss": 2.0}')
+    write(finished.run.dir, "--license", "apache-2.0")
+    card = hub.ModelCard.load(Path(finished.run.dir, "README.md"))
+    assert card.data.license == "apache-2.0"
+    assert card.data.pipeline_tag == "image-classification"
+    assert card.data.model_name == Path(finished.run.dir).name
+    results = {(found.dataset_split, found.metric_name): found for found in card.data.eval_results}
+    status = json.loads(Path(finished.run.dir, "status.json").read_text())["result"]
+    top1 = results["validation", "top-1"]
+    assert (top1.task_type, top1.metric_type) == ("image-classification", "accuracy")
+    assert top1.metric_value == round(status["val/top1"], 4)
+    assert results["validation", "Brier score"].metric_value == round(status["val/brier"], 4)
+    assert results["test", "top-1"].metric_value == 0.25
+    assert "base_model" not in card.data.to_dict()
+    assert "## Results" in card.text
+
+
+def test_yaml_says_what_it_was_given():
+    yaml = pytest.importorskip("yaml")
+    value = {"a": [{"b": [1, 2.5, "x"], "c": {"d": "e"}}, "f"], "g": [[1], {"h": "i"}], "j": "no"}
+    assert yaml.safe_load("\n".join(yaml_lines(value))) == value
+    for name in NAMES:
+        assert yaml.safe_load("\n".join(yaml_lines({"name": [name]}))) == {
+            "name": [printable(name)]
+        }
+
+
+def test_scores_and_intervals_are_those_of_the_predictions(finished):
+    text = write(finished.run.dir)
+    found = load_file(Path(finished.run.dir, "predictions.safetensors"))
+    predicted, target = found["predicted"], found["target"]
+    rows = {row[0]: row[1:] for row in cells(section(text, "On the validation images:"))}
+    for number, name in enumerate(read_checkpoint_classes(finished)):
+        own, taken = target == number, predicted == number
+        hits = int((own & taken).sum())
+        precision = wilson(hits, int(taken.sum())) if taken.any() else ""
+        assert rows[name][:3] == [f"{int(own.sum())}", wilson(hits, int(own.sum())), precision]
+    assert f"| top-1 | {wilson(int((predicted == target).sum()), len(target))} |" in text
+    pairs = torch.stack([target, predicted])[:, predicted != target].T.tolist()
+    true, taken, count = cells(section(text, "Most often confused:"))[2]
+    classes = read_checkpoint_classes(finished)
+    counts = [pairs.count(pair) for pair in pairs]
+    assert int(count) == max(counts) == pairs.count([classes.index(true), classes.index(taken)])
+    images = {row[0]: row[1:] for row in cells(section(text, "## Images"))}
+    assert sum(int(images[name][0]) for name in classes) == 64
+    assert f"{sum(w.numel() for w in weights(finished)):,}, of step " in text
+
+
+def read_checkpoint_classes(config):
+    """The classes of a run."""
+    return read_checkpoint(Path(config.run.dir, "checkpoints", "best.pt"))["classes"]
+
+
+def weights(config):
+    """The weights of a run without buffers: its network has GroupNorm, and so none."""
+    state = read_checkpoint(Path(config.run.dir, "checkpoints", "best.pt"))["state"]
+    return state["model"].values()
+
+
+def test_hostile_names_of_classes_stay_text(finished):
+    markdown = pytest.importorskip("markdown_it")
+    renamed(finished.run.dir, NAMES)
+    assert len(NAMES) == 10
+    text = write(finished.run.dir)
+    assert "The training images were not there, or not the same" in text
+    tokens = markdown.MarkdownIt("gfm-like", {"linkify": False}).parse(text.split("\n---\n", 1)[1])
+    inner = [token for token in tokens if token.type == "inline"]
+    children = {child.type for token in inner for child in token.children}
+    assert children <= {"text", "text_special", "code_inline", "softbreak"}
+    assert {token.type for token in tokens if "html" in token.type} <= {"html_block"}  # the seal
+    shown = {"".join(child.content for child in token.children) for token in inner}
+    assert {printable(name) for name in NAMES} <= shown
+    assert not re.search(r"www\.evil|https?://example", text)
+
+
+def test_a_table_has_a_row_for_each_name():
+    markdown = pytest.importorskip("markdown_it")
+    text = table(("class", "n"), [(escape(name), "1") for name in NAMES])
+    tokens = markdown.MarkdownIt("commonmark").enable("table").parse(text)
+    assert [token.type for token in tokens].count("tr_open") == 1 + len(NAMES)
+
+
+def test_the_command_trains_with_the_same_config(config):
+    known = changed(finetune(), data__root="/home/me/photos", data__groups="/([^/]+)_", epochs=3.0)
+    known = changed(known, optim__warmup_epochs=0.1875, seed=4, run__patience=2)
+    assert known.run.evaluate_every_epochs == 1
+    for own, root in ((known, "photos"), (config, "data")):
+        words = shlex.split(command_line(own))
+        words = words[words.index("train") + 1 :] if "train" in words else words[1:]
+        _, preset = take_preset(words, "")
+        found = parse(Config, words, prog="", about="", default=preset)
+        same = {k: v for k, v in flatten(own).items() if not k.startswith(OF_MACHINE)}
+        wanted = same | {"data.root": root, "run.best_by": found.run.best_by}
+        assert {k: v for k, v in flatten(found).items() if k in same} == wanted
+    assert len(shlex.split(command_line(known))) < 16
+
+
+def test_a_page_that_was_changed_is_kept(finished, refusal, tmp_path):
+    folder = finished.run.dir
+    path = Path(folder, "README.md")
+    write(folder)
+    text = write(folder, "--license", "mit")  # its own
+    assert 'license: "mit"' in text
+    for mine in ("mine", text.replace("## Use", "## How to use it"), text + "\n"):
+        path.write_text(mine)
+        assert "--fresh overwrites it" in refusal("model-card", folder)
+        assert path.read_text() == mine
+    assert main(["model-card", folder, "--out", str(tmp_path / "card.md")]) == 0
+    assert (tmp_path / "card.md").read_text().startswith('---\nlibrary_name: "pytorch"\n')
+    assert "## Use" in write(folder, "--fresh")
+    assert not list(Path(folder).glob("*.tmp"))
+
+
+def test_what_is_no_finished_run_is_refused_in_a_line(finished, refusal, tmp_path):
+    folder = Path(finished.run.dir)
+    assert "can't be read as a run" in refusal("model-card", tmp_path)
+    assert "'GPL 3' is no identifier" in refusal("model-card", folder, "--license", "GPL 3")
+    (folder / "predictions.safetensors").unlink()
+    assert "has no predictions.safetensors" in refusal("model-card", folder)
+    assert not (folder / "README.md").exists()
+
+
+def test_weights_that_it_began_with_are_named_with_their_licence():
+    pretrained = finetune()
+    base = base_of(pretrained)
+    assert "IMAGENET1K\\_V1 of torchvision, which names no licence" in base.license
+    assert base.hub == ""
+    file = changed(pretrained, run__init_from="/home/me/weights.pt")
+    assert base_of(file).license.startswith("It began with the weights of the file weights.pt,")
+    assert base_of(Config()).license == "It began with random weights."
+
+
+def test_weights_of_timm_have_the_licence_that_timm_says():
+    pytest.importorskip("timm")
+    pytest.importorskip("image_classifier.tools.timm")
+    names = {
+        "resnet18.a1_in1k": "apache-2.0",
+        "vit_small_patch16_dinov3.lvd1689m": "dinov3-license",
+    }
+    for name, license_ in names.items():
+        base = base_of(changed(finetune(), model__name=f"timm/{name}"))
+        assert base.hub == f"timm/{name}"
+        assert f"licence: {license_};" in base.license
+
+
+def test_a_test_part_has_its_score_and_interval(on_photos, capsys):
+    pytest.importorskip("image_classifier.tools.holdout")
+    config = changed(on_photos, data__root=f"{on_photos.data.root}/train", data__limit=0)
+    config = changed(config, data__test_fraction=0.3, data__val_fraction=0.4, data__batch_size=2)
+    train(config)
+    (said,) = re.findall(r"top-1 within (.*)% \(95 %\); (\d+) images", capsys.readouterr().out)
+    interval, count = said
+    text = write(config.run.dir)
+    (row,) = [row for row in cells(text) if row[0] == "top-1"]
+    assert f"({interval.replace('%', '')})" in row[2]
+    assert f"{count} for test." in text
+    assert "No test images were scored" not in text
+
+
+def test_of_several_labels_each_has_its_row(config):
+    config = changed(config, model__task="multi-label")
+    train(config)
+    text = write(config.run.dir)
+    assert "Most often confused" not in text
+    rows = {row[0]: row[1:] for row in cells(section(text, "On the validation images, if"))}
+    found = load_file(Path(config.run.dir, "predictions.safetensors"))
+    for number, name in enumerate(read_checkpoint_classes(config)):
+        own, taken = found["target"][:, number] == 1, found["predicted"][:, number] == 1
+        assert rows[name][1] == wilson(int((own & taken).sum()), int(own.sum()))
+    right = int((found["target"] == found["predicted"]).all(1).sum())
+    assert f"| all labels right | {wilson(right, len(found['target']))} |" in text
