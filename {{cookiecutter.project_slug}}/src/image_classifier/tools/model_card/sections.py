@@ -118,7 +118,9 @@ def decision_text(facts: Facts) -> str:
         return f"{text}; every prediction counts."
     if facts.is_multi_label:
         return f"{text}; a label counts from the probability on that the table has."
-    return f"{text}, and abstains below a probability of {decision.thresholds[0]:.2%}."
+    (threshold,) = decision.thresholds
+    when = f"below a probability of {threshold:.2%}" if threshold <= 1 else "always"
+    return f"{text}, and abstains {when}."
 
 
 def class_table(facts: Facts) -> str:
@@ -145,9 +147,8 @@ def confused_table(facts: Facts) -> str:
         return ""
     found = facts.predictions
     classes = [escape(name) for name in found.classes]
-    wrong = confusion_of(found.predicted.long(), found.target.long(), len(classes)).fill_diagonal_(
-        0
-    )
+    wrong = confusion_of(found.predicted.long(), found.target.long(), len(classes))
+    wrong.fill_diagonal_(0)
     rows = []
     for place in wrong.flatten().argsort(descending=True, stable=True)[:PAIRS].tolist():
         true, taken = divmod(place, len(classes))
@@ -179,11 +180,12 @@ def limits_section(facts: Facts) -> str:
     """What the run shows of its limits, and nothing else."""
     low, high = facts.right.interval
     decision = facts.loaded.decision
-    chosen = "" if decision == NO_DECISION else ", the temperature and the thresholds"
+    chosen = ", the temperature" * (decision != NO_DECISION)
+    chosen += ", the thresholds" * bool(decision.thresholds)
     lines = [
         f"{facts.right.count:,} validation images tell the share that is right to "
         f"{50 * (high - low):.1f} points, up or down.",
-        f"The best weights{chosen} were chosen on the validation images.",
+        f"Chosen on the validation images: the best weights{chosen}.",
         few_text("validation", {row.name: row.recall.count for row in facts.classes}),
     ]
     if train := facts.parts.get("training"):
@@ -217,10 +219,8 @@ def few_text(split: str, counts: dict[str, int]) -> str:
 
 def license_section(facts: Facts) -> str:
     """The licence of this model, as its owner says, and of the weights that it began with."""
-    own = (
-        f"This model: {facts.license}." if facts.license else "This model: not said (`--license`)."
-    )
-    return f"## Licence\n\n{own} {base_of(facts.config).license}"
+    own = facts.license or "not said (`--license`)"
+    return f"## Licence\n\nThis model: {own}. {base_of(facts.config).license}"
 
 
 SECTIONS = (

@@ -1,16 +1,18 @@
 """MLflow, the real one, with a store of its own: a run that goes on is one run there."""
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import answers_of, run_alone
+from conftest import answers_of, run_alone, tiny
 
 from image_classifier.tools.mlflow.tracker import (
     open_tracker,
 )
 from image_classifier.tracking import PROJECT
+from image_classifier.train import train
 
 # Not by an import, which would take seconds in this process, too.
 pytestmark = pytest.mark.skipif(not find_spec("mlflow"), reason="needs mlflow")
@@ -58,3 +60,13 @@ def test_a_run_that_goes_on_is_one_run_with_its_options_metrics_and_report(tmp_p
     assert found["artifacts"] == ["confusion.png", "report.html"]
     assert found["files"] == ["a", "mlartifacts", "mlflow.db"]
     assert found["note"].endswith(f" --backend-store-uri sqlite:///{tmp_path}/runs/mlflow.db")
+
+
+def has_imported(folder):
+    """Whether a run without it has imported the library."""
+    train(tiny(folder))
+    return "mlflow" in sys.modules
+
+
+def test_a_run_that_does_not_use_it_does_not_import_it(tmp_path):
+    assert run_alone(has_imported, str(tmp_path / "run")) == (0, False)

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,6 @@ from image_classifier.runtime.command_line import (
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.runtime.console import printable
 from image_classifier.tools.model_card.markup import (
-    escape,
-    table,
     yaml_lines,
 )
 from image_classifier.tools.model_card.origin import (
@@ -115,7 +114,7 @@ def test_scores_and_intervals_are_those_of_the_predictions(finished):
     found = load_file(Path(finished.run.dir, "predictions.safetensors"))
     predicted, target = found["predicted"], found["target"]
     rows = {row[0]: row[1:] for row in cells(section(text, "On the validation images:"))}
-    for number, name in enumerate(read_checkpoint_classes(finished)):
+    for number, name in enumerate(classes_of(finished)):
         own, taken = target == number, predicted == number
         hits = int((own & taken).sum())
         precision = wilson(hits, int(taken.sum())) if taken.any() else ""
@@ -123,7 +122,7 @@ def test_scores_and_intervals_are_those_of_the_predictions(finished):
     assert f"| top-1 | {wilson(int((predicted == target).sum()), len(target))} |" in text
     pairs = torch.stack([target, predicted])[:, predicted != target].T.tolist()
     true, taken, count = cells(section(text, "Most often confused:"))[2]
-    classes = read_checkpoint_classes(finished)
+    classes = classes_of(finished)
     counts = [pairs.count(pair) for pair in pairs]
     assert int(count) == max(counts) == pairs.count([classes.index(true), classes.index(taken)])
     images = {row[0]: row[1:] for row in cells(section(text, "## Images"))}
@@ -131,7 +130,7 @@ def test_scores_and_intervals_are_those_of_the_predictions(finished):
     assert f"{sum(w.numel() for w in weights(finished)):,}, of step " in text
 
 
-def read_checkpoint_classes(config):
+def classes_of(config):
     """The classes of a run."""
     return read_checkpoint(Path(config.run.dir, "checkpoints", "best.pt"))["classes"]
 
@@ -158,11 +157,18 @@ def test_hostile_names_of_classes_stay_text(finished):
     assert not re.search(r"www\.evil|https?://example", text)
 
 
-def test_a_table_has_a_row_for_each_name():
-    markdown = pytest.importorskip("markdown_it")
-    text = table(("class", "n"), [(escape(name), "1") for name in NAMES])
-    tokens = markdown.MarkdownIt("commonmark").enable("table").parse(text)
-    assert [token.type for token in tokens].count("tr_open") == 1 + len(NAMES)
+def test_training_images_are_counted_while_they_are_those_of_the_run(on_photos, photos, tmp_path):
+    root = shutil.copytree(photos, tmp_path / "photos")
+    train(config := changed(on_photos, data__root=str(root), data__limit=0))
+    text = write(config.run.dir)
+    assert "photos: 12 for training, 4 for validation." in text
+    assert ["ant", "6", "2"] in cells(section(text, "## Images"))
+    assert "2 of 2 classes have fewer than 30 training images; ant has 6." in text
+    next(root.glob("train/ant/*")).unlink()
+    text = write(config.run.dir)
+    assert "photos: 4 for validation." in text
+    assert ["ant", "2"] in cells(section(text, "## Images"))
+    assert "not the same, when this page was written" in text
 
 
 def test_the_command_trains_with_the_same_config(config):
@@ -203,6 +209,28 @@ def test_what_is_no_finished_run_is_refused_in_a_line(finished, refusal, tmp_pat
     (folder / "predictions.safetensors").unlink()
     assert "has no predictions.safetensors" in refusal("model-card", folder)
     assert not (folder / "README.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "said"),
+    [
+        ((), "every prediction counts."),
+        ((0.875,), "abstains below a probability of 87.50%."),
+        ((2.0,), "abstains always."),
+    ],
+)
+def test_it_says_when_a_prediction_counts(finished, thresholds, said):
+    pytest.importorskip("image_classifier.tools.calibration")
+    path = Path(finished.run.dir, "checkpoints", "best.pt")
+    saved = read_checkpoint(path)
+    saved["state"]["decision"] = {"temperature": 1.5, "thresholds": thresholds}
+    torch.save(saved, path)
+    text = write(finished.run.dir)
+    assert "divides logits by a temperature of 1.5" in text
+    assert said in text
+    chosen = ", the thresholds" if thresholds else ""
+    assert f"validation images: the best weights, the temperature{chosen}.\n" in text
+    assert ("It takes every image for one of its classes" in text) == (not thresholds)
 
 
 def test_weights_that_it_began_with_are_named_with_their_licence():
@@ -249,7 +277,7 @@ def test_of_several_labels_each_has_its_row(config):
     assert "Most often confused" not in text
     rows = {row[0]: row[1:] for row in cells(section(text, "On the validation images, if"))}
     found = load_file(Path(config.run.dir, "predictions.safetensors"))
-    for number, name in enumerate(read_checkpoint_classes(config)):
+    for number, name in enumerate(classes_of(config)):
         own, taken = found["target"][:, number] == 1, found["predicted"][:, number] == 1
         assert rows[name][1] == wilson(int((own & taken).sum()), int(own.sum()))
     right = int((found["target"] == found["predicted"]).all(1).sum())
