@@ -7,14 +7,22 @@ from typing import Any, NamedTuple
 
 from ...config import Config
 from ...models import find_library, models_by_name, published_weights
-from ...runtime.command_line import all_presets, command, take_preset
-from ...runtime.config_dict import changed_knobs, words_of
+from ...runtime.command_line import command
+from ...runtime.config_dict import words_of
 from ...tasks import metric_of
+from ..config_file.presets import closest_preset
 from .markup import escape
 
 # Knobs of the machine, or of how a run is started, which change no result.
 OF_MACHINE = ("compute.", "data.cache", "data.prefetch_batches", "data.where", "data.workers")
-OF_MACHINE += ("run.dir", "run.fresh", "run.log_every_steps", "run.processes", "run.trackers")
+OF_MACHINE += (
+    "config",
+    "run.dir",
+    "run.fresh",
+    "run.log_every_steps",
+    "run.processes",
+    "run.trackers",
+)
 OF_MACHINE += ("run.timeout_seconds",)
 PATHS = ("data.labels", "data.root", "optim.teacher", "run.init_from")
 
@@ -63,18 +71,19 @@ def of_library(name: str, known: Any) -> Base:  # noqa: ANN401 - what the librar
 
 
 def command_line(config: Config) -> str:
-    """The command that trains with `config`: the preset that is most like it, and what differs.
+    """The command that trains with `config`, as `reproduce` finds it, without the machine's knobs.
 
     Of a path that begins at the root, only its end is told.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for name in all_presets():
-        _, preset = take_preset([name, f"--epochs={config.epochs}"], name)
-        run = replace(preset.run, best_by=metric_of(preset))  # a run settles what is auto
-        changed = changed_knobs(config, replace(preset, run=run))
-        found[name] = {k: v for k, v in changed.items() if not k.startswith(OF_MACHINE)}
-    name = min(found, key=lambda name: len(found[name]))
-    told = {knob: public(v) if knob in PATHS else v for knob, v in found[name].items()}
+    usual = replace(config, run=replace(config.run, best_by="auto"))
+    if metric_of(usual) == config.run.best_by:  # what `auto` became
+        config = usual
+    name, changed = closest_preset(config)
+    told = {
+        knob: public(value) if knob in PATHS else value
+        for knob, value in changed.items()
+        if not knob.startswith(OF_MACHINE)
+    }
     return shlex.join([*command("train").split(), name, *words_of(told)])
 
 

@@ -17,6 +17,7 @@ from .markup import code, escape, items, table
 from .origin import base_of, command_line, library_of
 
 PAIRS = 10  # of classes that are confused
+HIDDEN = ("changed", "platform")  # entries of environment.json that name files and the machine
 FEW = 30  # images of a class, below which the limits name it
 
 
@@ -162,16 +163,15 @@ def confused_table(facts: Facts) -> str:
 def training_section(facts: Facts) -> str:
     """How to reproduce it, and what it took."""
     config = facts.config
-    known = facts.environment
-    names = ("device", "processes", "python", "torch", "cuda", "commit")
+    known = {name: value for name, value in facts.environment.items() if value}
     rows = [
         ("epochs", f"{config.epochs:g}"),
         ("seed", str(config.seed)),
         ("time", f"{clock(facts.run.seconds)} of training, without evaluations"),
         ("ended", escape(facts.run.state)),
-        *((name, escape(str(known[name]))) for name in names if known.get(name)),
+        *((name, escape(str(value))) for name, value in known.items() if name not in HIDDEN),
     ]
-    changed = "\n\nThe code had changes that are not in the commit." * bool(known.get("changed"))
+    changed = "\n\nThe code had changes that are not in the commit." * ("changed" in known)
     line = code("sh", command_line(config))
     return f"## Training\n\n{line}\n\n{items(rows)}{changed}"
 
