@@ -101,7 +101,7 @@ class Facts:
 
     @property
     def num_weights(self) -> int:
-        """The number of weights that training could change."""
+        """The number of weights, without buffers."""
         return sum(weight.numel() for weight in self.loaded.model.parameters())
 
     @cached_property
