@@ -11,7 +11,10 @@ from conftest import SMOKE, losses
 from image_classifier import train
 from image_classifier.cli import main
 from image_classifier.config import Config, ImagesConfig
-from image_classifier.runtime.command_line import parse, take_preset
+from image_classifier.runtime.command_line import (
+    parse,
+    take_preset,
+)
 from image_classifier.runtime.config_dict import (
     MOVED,
     changed_knobs,

@@ -43,7 +43,8 @@ def test_what_cannot_finish_in_time_is_refused(config):
 
 
 def test_images_that_grow_cannot_finish_in_time(config):
-    pytest.importorskip("image_classifier.tools.progressive_resizing")
+    tool = "progressive_resizing"
+    pytest.importorskip(f"image_classifier.tools.{tool}")
     growing = changed(config, run__max_minutes=1, augment__min_size=16)
     with pytest.raises(UserError, match=r"--run.finish-in-time needs .*--augment.min-size 0"):
         changed(growing, run__finish_in_time=True)

@@ -29,7 +29,8 @@ def test_a_recipe_names_the_tool_that_it_needs(monkeypatch):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_model_of_every_preset_builds(preset):
     pytest.importorskip("image_classifier.tools.policies")
-    pytest.importorskip("image_classifier.tools.progressive_resizing")
+    tool = "progressive_resizing"
+    pytest.importorskip(f"image_classifier.tools.{tool}")
     config = preset()
     size = config.data.image_size
     with torch.device("meta"):
@@ -39,7 +40,8 @@ def test_the_model_of_every_preset_builds(preset):
 
 def test_recipes_for_imagenet_have_the_rates_and_decay_that_were_published():
     pytest.importorskip("image_classifier.tools.policies")
-    resizing = pytest.importorskip("image_classifier.tools.progressive_resizing.crops")
+    module = "tools.progressive_resizing.crops"
+    resizing = pytest.importorskip(f"image_classifier.{module}")
     published = {preset.__name__: preset for preset in PRESETS}
     for name, knobs, expected in (  # test size, batch, decay; size and learning rate by epoch
         ("rn50_16", (256, 4096, 1e-4), {2: (160, 1.7), 12: (160, 0.486), 13: (192, 0.364)}),

@@ -24,7 +24,11 @@ from image_classifier.cli import main
 from image_classifier.data import BadImageError
 from image_classifier.errors import UserError
 from image_classifier.runtime.launch import BEGAN
-from image_classifier.tools.python_api.api import configure, fit, load
+from image_classifier.tools.python_api.api import (
+    configure,
+    fit,
+    load,
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,8 @@ def assert_same_rows(rows, others):
 
 
 def test_the_package_offers_what_the_tool_has_and_imports_no_torch_for_it():
-    code = "import sys; from image_classifier import configure, fit, load; print(*sys.modules)"
+    code = "from image_classifier import configure, fit, load; "
+    code += "import sys; print(*sys.modules)"
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout

@@ -13,12 +13,15 @@ import pytest
 from conftest import tiny, untrained_run
 from PIL import Image
 
+import image_classifier
+
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
-python_api = pytest.importorskip("image_classifier.tools.python_api.api")
+pytest.importorskip("image_classifier.tools.python_api")
 
-PROGRAM = "import sys; from image_classifier.cli import main; sys.exit(main())"
+PROGRAM = "import sys; from image_classifier.cli import main; "
+PROGRAM += "sys.exit(main())"
 LIMITS = "--port 0 --max-megabytes 0.3 --max-megapixels 0.5 --max-seconds 3 --device cpu"
 
 
@@ -48,7 +51,8 @@ def client(run):
 
 def test_fifty_requests_at_once_are_all_answered_as_by_the_model(run, client, photos):
     paths = sorted(photos.rglob("*.jpg"))
-    rows = {path: python_api.load(run).predict(path) | {"path": ""} for path in paths}
+    model = image_classifier.load(run)
+    rows = {path: model.predict(path) | {"path": ""} for path in paths}
 
     def ask(path):
         answer = client.post("/predict", content=path.read_bytes())

@@ -70,7 +70,8 @@ def test_images_of_any_channels_and_bits_are_shown(config, satellite, channels):
 
 
 def test_small_images_of_progressive_resizing_have_a_place(config):
-    pytest.importorskip("image_classifier.tools.progressive_resizing")
+    tool = "progressive_resizing"
+    pytest.importorskip(f"image_classifier.tools.{tool}")
     config = changed(config, augment__min_size=16)
     _, first = cells(preview(config, 2, 1), 2, 2, 32)
     assert (first[:, 16:] == 255).all()
