@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from ...errors import UserError
-from ...extensions import within
+from ...extensions import chained, within
 from ...runtime.command_line import command, naming_flags_of, parse, summary
 from ...runtime.launch import attempt
 
@@ -30,14 +30,15 @@ class ExportOptions:
 
 def main(words: list[str]) -> int:
     """Write a trained model for other programs: `export RUN [--format onnx pt2 safetensors]`."""
-    options = parse(ExportOptions, words, prog=command("export"), about=summary(main))
+    kind = chained("exports", "add_options", ExportOptions)
+    options = parse(kind, words, prog=command("export"), about=summary(main))
     if not options.format:
-        raise UserError("--format needs one or more of: onnx, pt2, safetensors")
+        raise UserError("--format needs one or more names, such as onnx")
 
     def work() -> None:
         from .export import export
 
-        with naming_flags_of(ExportOptions):
+        with naming_flags_of(kind):
             export(options)
 
     return attempt(work)

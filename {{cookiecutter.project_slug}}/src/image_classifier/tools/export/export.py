@@ -12,6 +12,7 @@ from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig
 from ...data import BadImageError, Source, fit_square, open_dataset
 from ...errors import FaultError, UserError
+from ...extensions import functions
 from ...metrics import counted_and_correct, metric_text
 from ...runtime.distributed import join_world
 from ...runtime.files import remove_leftovers, write_whole
@@ -57,17 +58,18 @@ def export(options: ExportOptions) -> None:
         f"{reference.score} of {len(reference.inputs):,} {options.split} images"
     )
     module = ExportModule(trained, options.raw).eval().requires_grad_(False)
-    for name in dict.fromkeys(options.format):
-        content, predict = FORMATS[name](module)
-        result, warning = verify(predict, module, reference, options.tolerance)
+    files = {}
+    for name in filter(FORMATS.get, dict.fromkeys(options.format)):
+        content, predict = files[name] = FORMATS[name](module)
+        result = verify(predict, module, reference, options.tolerance)
         path = folder / f"model.{name}"
         try:
             write_whole(path, lambda file, content=content: file.write(content))
         except OSError as error:
             raise FaultError(f"cannot write {str(path)!a}: {error.strerror}") from error
         print(f"{str(path)!a}: {len(content) / 1e6:,.1f} MB; {result}")
-        if warning:
-            print(f"warning: {warning}")
+    for export_more in functions("exports", "export_more"):
+        export_more(options, trained, reference, folder, files)
 
 
 class Reference(NamedTuple):
@@ -79,9 +81,9 @@ class Reference(NamedTuple):
     probabilities: Tensor  # (count, classes) float32
     score: str  # the fraction of the images that are right, in words
     names: list[str]  # of the images
-    to_probabilities: Callable[[Tensor], Tensor]  # of logits
+    to_probabilities: Callable[[Tensor], Tensor]  # of what a file gives: logits if it is raw
     to_answers: Callable[[Tensor], Tensor]  # of probabilities: (count, ...), what a user acts on
-    is_raw: bool  # the inputs are normalized, and the file is to give logits
+    labels: Tensor  # of the images, as those of a source
 
 
 @torch.inference_mode()
@@ -134,16 +136,13 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
     share = float(right.sum() / counted.sum())
     score = metric_text("exact" if source.is_multi_label else "top1", share)
     names = [source.name(index) for index in kept]
-    return Reference(
-        inputs, squares, batch, shares, score, names, task.probabilities, to_answers, is_raw
-    )
+    given_to = task.probabilities if is_raw else torch.Tensor.float
+    return Reference(inputs, squares, batch, shares, score, names, given_to, to_answers, labels)
 
 
 @torch.inference_mode()
-def verify(
-    predict: Predict, module: ExportModule, reference: Reference, tolerance: float
-) -> tuple[str, str]:
-    """Compare a file with the model, image by image and on a batch: the result, and a warning.
+def verify(predict: Predict, module: ExportModule, reference: Reference, tolerance: float) -> str:
+    """Compare a file with the model, image by image and on a batch: the result, with a warning.
 
     Two halves of a graph can differ from evaluation: the network, which is to be within
     `tolerance`, and resizing, which may round values of pixels otherwise. Where that changes
@@ -154,11 +153,9 @@ def verify(
     """
 
     def shares(images: Tensor) -> Tensor:
-        found = predict(images)
-        return reference.to_probabilities(found) if reference.is_raw else found
+        return reference.to_probabilities(predict(images))
 
     expected = reference.probabilities
-    names = reference.names
     found = torch.cat([shares(images) for images in reference.inputs])
     difference = (found - expected).abs().amax(1)
     of_batch = (shares(reference.batch) - expected[torch.arange(BATCH) % len(expected)]).abs()
@@ -175,9 +172,9 @@ def verify(
     reasons = {}
     for index in sorted(outside, key=lambda n: -difference[n].nan_to_num(torch.inf).item()):
         if fault := blame(index, shares, module, reference, tolerance):
-            reasons[names[index]] = fault
+            reasons[reference.names[index]] = fault
         elif not is_same[index] and difference[index] > TIE:
-            reasons[names[index]] = "resizing, and its answer with it"
+            reasons[reference.names[index]] = "resizing, and its answer with it"
     if not of_batch.max() <= tolerance:
         reasons["a batch of images"] = f"the network, by {of_batch.max().item():.1e}"
     if reasons:
@@ -187,12 +184,13 @@ def verify(
             f"{fault}; --tolerance {tolerance:g}"
         )
     if not outside:
-        return result, ""
+        return result
     worst = max(outside, key=lambda n: difference[n].item())
-    return result, (
-        f"of {len(outside):,} images a probability differs by more than {tolerance:g}, most for "
-        f"{names[worst]!a}: the graph rounds resized pixels otherwise, by up to {ROUNDED} of "
-        f"{2**module.data.bits - 1:,}; on the same pixels the network agrees"
+    return (
+        f"{result}\nwarning: of {len(outside):,} images a probability differs by more than "
+        f"{tolerance:g}, most for {reference.names[worst]!a}: the graph rounds resized pixels "
+        f"otherwise, by up to {ROUNDED} of {2**module.data.bits - 1:,}; on the same pixels the "
+        "network agrees"
     )
 
 

@@ -135,7 +135,7 @@ def test_rounded_pixels_are_no_fault_and_a_fault_is_ascribed_to_its_half(
         names=["photos/ant/7.jpg"],
         to_probabilities=lambda logits: logits,
         to_answers=lambda shares: shares.argmax(1)[:, None],
-        is_raw=False,
+        labels=torch.tensor([0]),
     )
     resized = near.permute(0, 3, 1, 2).float()
     monkeypatch.setattr(exporting, "resized_square", lambda *_: resized)
@@ -148,7 +148,7 @@ def test_rounded_pixels_are_no_fault_and_a_fault_is_ascribed_to_its_half(
         )
 
     if said in ("", "warning"):
-        result, warning = verified()
+        result, _, warning = verified().partition("\n")
         assert "of 1 images" in result
         assert bool(warning) == bool(said)
         assert not warning or "'photos/ant/7.jpg': the graph rounds resized pixels" in warning

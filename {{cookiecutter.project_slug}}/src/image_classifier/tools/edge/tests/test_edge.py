@@ -1,0 +1,201 @@
+"""Files of fewer bits answer as the model does, or are not written.
+
+The template's tests make them of a real graph, which takes seconds; here graphs are tiny.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import untrained_run
+
+from image_classifier.cli import main
+
+exporting = pytest.importorskip("image_classifier.tools.export.export")
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+formats = pytest.importorskip("image_classifier.tools.export.formats")
+edge = pytest.importorskip("image_classifier.tools.edge.edge")
+exports = pytest.importorskip("image_classifier.tools.edge.exports")
+variants = pytest.importorskip("image_classifier.tools.edge.variants")
+
+
+@pytest.fixture
+def run(config, photos):
+    """A run folder with an untrained model whose predictions are confident."""
+    return untrained_run(config, photos)
+
+
+@pytest.fixture
+def exported(run, monkeypatch):
+    """`export` with files that hold words, and predict as the model does after a change."""
+    changes = {b"exact": lambda images: images, b"half": torch.clone, b"int8": torch.clone}
+    modules = []
+
+    def exact(module):
+        modules.append(module)
+        return b"exact", module
+
+    monkeypatch.setattr(formats, "check_libraries", lambda: None)
+    monkeypatch.setattr(exporting, "check_libraries", lambda: None)
+    monkeypatch.setitem(formats.FORMATS, "onnx", exact)
+    monkeypatch.setattr(edge, "half_onnx", lambda *_: b"half")
+    monkeypatch.setattr(edge, "int8_onnx", lambda *_: b"int8")
+    predict = lambda content: lambda images: modules[0](changes[content](images))  # noqa: E731
+    monkeypatch.setattr(edge, "onnx_predict", predict)
+    monkeypatch.setattr(edge, "SECONDS", 0)
+
+    def export(*words, **others):
+        changes.update({name.encode(): change for name, change in others.items()})
+        return main(["export", run, "--format", "onnx", *words])
+
+    return export
+
+
+def names(run):
+    """The files that were exported, in order."""
+    return sorted(path.name for path in Path(run, "export").iterdir())
+
+
+def test_files_of_fewer_bits_lie_beside_the_exact_one_and_a_table_compares_all(
+    exported, run, capsys
+):
+    assert exported("--precision", "fp16", "int8") == 0
+    assert names(run) == ["model.fp16.onnx", "model.int8.onnx", "model.onnx"]
+    *_, head, exact, half, whole = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["file", "MB"]
+    for row, name in ((exact, "model.onnx"), (half, "model.fp16.onnx"), (whole, "model.int8.onnx")):
+        found, _, _, change, _, margin, same, one, batch = row.split()
+        assert (found, change, same) == (name, "+0.0%", "4/4")
+        assert margin != "0.0%"  # of four images, none that changed is no certainty
+        assert float(one.replace(",", "")) > 0
+        assert float(batch.replace(",", "")) > 0
+
+
+def test_without_fewer_bits_export_says_and_writes_what_it_did_before(exported, run, capsys):
+    assert exported() == 0
+    assert names(run) == ["model.onnx"]
+    assert "images/s" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda images: 255 - images,
+        lambda images: images[:1].expand(images.shape),  # one image at a time only
+        lambda images: images.roll(len(images) // 2, 0),  # batches in another order
+    ],
+    ids=["negative", "first of a batch", "order of a batch"],
+)
+def test_a_file_that_answers_otherwise_is_not_written(change, exported, run, capsys):
+    assert exported("--precision", "int8", "fp16", int8=change) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("model.int8.onnx is not written: the same answer for ")
+    assert names(run) == ["model.onnx"]
+
+
+def test_how_many_answers_may_change_is_an_option(exported, run, capsys):
+    assert (
+        exported("--precision", "int8", "--agreement", "0", int8=lambda images: 255 - images) == 0
+    )
+    assert names(run) == ["model.int8.onnx", "model.onnx"]
+    assert " 4/4" not in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_the_interval_of_a_change_counts_only_images_that_changed():
+    change, margin = edge.paired_change(2, 8, 1000)
+    assert change == pytest.approx(-0.006)
+    assert margin == pytest.approx(1.96 * np.sqrt((11 / 1002 - (6 / 1002) ** 2) / 1002))
+    assert edge.paired_change(0, 0, 100)[1] == pytest.approx(1.96 * np.sqrt(1 / 102 / 102))
+
+
+GRAPH = """
+<ir_version: 10, opset_import: ["" : 18]>
+tiny (uint8[batch, 32, 32, 3] images) => (float[batch, 5] probabilities) {
+  pixels = Cast <to = 1> (images)
+  planes = Transpose <perm = [0, 3, 1, 2]> (pixels)
+  product = MatMul (planes, planes)
+  normal = Mul (planes, scale)
+  features = Conv (normal, filters)
+  active = Relu (features)
+  pooled = GlobalAveragePool (active)
+  flat = Flatten (pooled)
+  logits = Gemm (flat, matrix)
+  probabilities = Softmax (logits)
+}"""
+
+
+@pytest.fixture
+def graph():
+    """A graph that prepares images, and has a network of two layers."""
+    model = onnx.parser.parse_model(GRAPH)
+    draw = np.random.default_rng(0).normal
+    weights = {"filters": draw(0, 0.3, (8, 3, 3, 3)), "matrix": draw(0, 0.3, (8, 5))}
+    for name, values in (weights | {"scale": 1 / 255}).items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(values), name))
+    for node in model.graph.node:
+        node.name = node.op_type
+    return model
+
+
+def test_only_the_network_is_quantized(graph):
+    outside = variants.outside_network(graph.graph)
+    assert outside == ["Cast", "Transpose", "MatMul", "Mul", "Softmax"]
+
+
+@pytest.fixture
+def quantized(graph, monkeypatch):
+    """How far probabilities of the graph in int8 are from it, by the images of calibration."""
+    images = torch.randint(0, 256, (16, 32, 32, 3), generator=torch.Generator()).byte()
+    images = (images * torch.linspace(0.1, 1, 16).view(-1, 1, 1, 1)).byte()
+    exact = graph.SerializeToString()
+
+    def distance(calibration):
+        monkeypatch.setattr(
+            variants, "training_images", lambda *_: iter(calibration(images).split(1))
+        )
+        content = variants.int8_onnx(exact, None, None)
+        assert b"QuantizeLinear" in content
+        pairs = (variants.onnx_predict(one)(images) for one in (exact, content))
+        return torch.dist(*pairs, p=torch.inf).item()
+
+    return distance
+
+
+def test_int8_is_near_where_it_is_calibrated_with_images_like_those_it_meets(quantized):
+    assert 0 < quantized(lambda images: images) < 0.02
+    assert quantized(lambda images: images // 20) > 0.05  # darker ones
+
+
+def test_openvino_predicts_from_the_two_files_alone(graph):
+    pytest.importorskip("openvino")
+    images = torch.randint(0, 256, (3, 32, 32, 3)).byte()
+    module = type("Module", (), {"about": {"classes": ["ant", "bee"]}})
+    contents, predict = variants.openvino(graph.SerializeToString(), module, "model.int8")
+    assert list(contents) == ["model.int8.bin", "model.int8.xml"]
+    assert b"[&quot;ant&quot;, &quot;bee&quot;]" in contents["model.int8.xml"]
+    exact = variants.onnx_predict(graph.SerializeToString())
+    torch.testing.assert_close(predict(images), exact(images), rtol=0, atol=1e-5)
+
+
+def test_a_network_of_float16_takes_and_gives_float32():
+    network = torch.nn.Linear(3, 2)
+    half = variants.Half(network)
+    images = torch.rand(5, 3)
+    assert half(images).dtype == network.weight.dtype == torch.float32
+    torch.testing.assert_close(half(images), network(images), rtol=0, atol=2e-3)
+    assert not torch.equal(half(images), network(images))
+
+
+def test_a_mistake_is_answered_in_one_line(run, refusal, monkeypatch):
+    monkeypatch.setattr(exports, "find_spec", lambda _: None)
+    for words, expected in {
+        "--precision int4": "int4",
+        "--format pt2 --precision int8": "--precision is for --format onnx and openvino",
+        "--format openvino": "--format openvino needs openvino: ",
+        "--agreement 2": "--agreement 2 is not in 0",
+    }.items():
+        assert expected in refusal("export", run, *words.split())
+    assert not Path(run, "export").exists()
