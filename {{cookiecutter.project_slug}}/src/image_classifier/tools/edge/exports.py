@@ -29,6 +29,7 @@ class EdgeOptions(ExportOptions):
     precision: tuple[Literal["fp16", "int8"], ...] = ()  # to write as well, beside float32, of
     # onnx and openvino: `model.<precision>.<format>`
     calibration_images: int = within(128, 1)  # training images that set the ranges of int8
+    symmetric: bool = False  # int8 activations around 0, which TensorRT needs; CPUs are slower
     agreement: float = within(0.95, 0, 1)  # smallest share of images for which a file of
     # --precision answers as the model does
 

@@ -152,11 +152,12 @@ def quantized(graph, monkeypatch):
     images = (images * torch.linspace(0.1, 1, 16).view(-1, 1, 1, 1)).byte()
     exact = graph.SerializeToString()
 
-    def distance(calibration):
+    def distance(calibration, is_symmetric=False):
+        options = exports.EdgeOptions(run="", symmetric=is_symmetric)
         monkeypatch.setattr(
             variants, "training_images", lambda *_: iter(calibration(images).split(1))
         )
-        content = variants.int8_onnx(exact, None, None)
+        content = variants.int8_onnx(exact, None, options)
         assert b"QuantizeLinear" in content
         pairs = (variants.onnx_predict(one)(images) for one in (exact, content))
         return torch.dist(*pairs, p=torch.inf).item()
@@ -166,6 +167,7 @@ def quantized(graph, monkeypatch):
 
 def test_int8_is_near_where_it_is_calibrated_with_images_like_those_it_meets(quantized):
     assert 0 < quantized(lambda images: images) < 0.02
+    assert 0 < quantized(lambda images: images, is_symmetric=True) < 0.02
     assert quantized(lambda images: images // 20) > 0.05  # darker ones
 
 
