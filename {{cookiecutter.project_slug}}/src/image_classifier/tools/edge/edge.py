@@ -85,7 +85,9 @@ def write_variants(
             try:
                 write_whole(folder / part, lambda file, content=content: file.write(content))
             except OSError as error:
-                raise FaultError(f"cannot write {str(folder / part)!a}: {error}") from error
+                raise FaultError(
+                    f"cannot write {str(folder / part)!a}: {error.strerror}"
+                ) from error
         size = sum(map(len, contents.values()))
         print(f"{str(folder / name)!a}: {size / 1e6:,.1f} MB; {result}")
         rows.append(Row(name, size, predict, found))
@@ -118,8 +120,7 @@ def compare(predict: Predict, reference: Reference) -> Comparison:
     answers = reference.to_answers(found)
     wanted = reference.to_answers(reference.probabilities)
     is_same = (answers == wanted).flatten(1).all(1)
-    # A share that is not a number is no answer.
-    is_same &= found.isfinite().all(1)
+    is_same &= found.isfinite().all(1)  # what is not a number is no answer
     counted, right = is_right(answers, reference)
     _, was_right = is_right(wanted, reference)
     change, margin = paired_change(

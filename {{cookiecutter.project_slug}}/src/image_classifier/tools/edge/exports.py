@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ..export.export import Reference
     from .variants import Files
 
+LIBRARIES = ("onnx", "onnxruntime", "onnxscript", "openvino")  # OpenVINO reads the ONNX graph
+
 
 @dataclass(frozen=True)
 class EdgeOptions(ExportOptions):
@@ -41,8 +43,10 @@ class EdgeOptions(ExportOptions):
         """
         if self.precision and not {"onnx", "openvino"} & {*self.format}:
             raise UserError("--precision is for --format onnx and openvino, not for the others")
-        if "openvino" in self.format and find_spec("openvino") is None:
-            raise UserError(f"--format openvino needs openvino: {install_command('openvino')}")
+        missing = [name for name in LIBRARIES if find_spec(name) is None]
+        if missing and "openvino" in self.format:
+            install = install_command(*LIBRARIES)
+            raise UserError(f"--format openvino needs {', '.join(missing)}: {install}")
 
 
 def add_options(_: type[ExportOptions]) -> type[ExportOptions]:

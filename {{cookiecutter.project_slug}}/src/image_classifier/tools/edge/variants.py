@@ -7,11 +7,12 @@ resizing, normalization and probabilities, stays in float32.
 import copy
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from ...data import BadImageError, fit_square, open_dataset
 from ..export.export_graph import ExportModule
 from ..export.formats import FORMATS, Predict
 from .exports import EdgeOptions
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
 
 Files = dict[str, tuple[bytes, Predict]]
 
@@ -103,7 +107,7 @@ def training_images(trained: LoadedModel, options: EdgeOptions) -> Iterator[Tens
             yield trained.normalize(square.permute(0, 3, 1, 2)) if options.raw else square
 
 
-def outside_network(graph: "onnx.GraphProto") -> list[str]:  # noqa: F821 - imported where used
+def outside_network(graph: "GraphProto") -> list[str]:
     """The names of nodes before all layers with weights, or behind all of them."""
     weights = {tensor.name for tensor in graph.initializer}
     layers = {
@@ -114,8 +118,11 @@ def outside_network(graph: "onnx.GraphProto") -> list[str]:  # noqa: F821 - impo
     return [node.name for node in graph.node if node.name not in behind & before]
 
 
-def reached(nodes: "Iterator[onnx.NodeProto]", layers: set[str], near: str, far: str) -> set[str]:  # noqa: F821
-    """The names of `layers`, and of `nodes`, in their order, that depend on them."""
+def reached(nodes: Iterable["NodeProto"], layers: set[str], near: str, far: str) -> set[str]:
+    """The names of `layers`, and of the nodes behind them, in the order of `nodes`.
+
+    `near` names the tensors that a node has from nodes before it in this order, `far` the others.
+    """
     names = set()
     tensors: set[str] = set()
     for node in nodes:

@@ -196,7 +196,7 @@ def test_a_mistake_is_answered_in_one_line(run, refusal, monkeypatch):
     for words, expected in {
         "--precision int4": "int4",
         "--format pt2 --precision int8": "--precision is for --format onnx and openvino",
-        "--format openvino": "--format openvino needs openvino: ",
+        "--format openvino": "--format openvino needs onnx, onnxruntime, onnxscript, openvino: ",
         "--agreement 2": "--agreement 2 is not in 0",
     }.items():
         assert expected in refusal("export", run, *words.split())
