@@ -12,13 +12,14 @@ from conftest import untrained_run
 
 from image_classifier.cli import main
 
-exporting = pytest.importorskip("image_classifier.tools.export.export")
+TOOLS = "image_classifier.tools"
+exporting = pytest.importorskip(f"{TOOLS}.export.export")
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-formats = pytest.importorskip("image_classifier.tools.export.formats")
-edge = pytest.importorskip("image_classifier.tools.edge.edge")
-exports = pytest.importorskip("image_classifier.tools.edge.exports")
-variants = pytest.importorskip("image_classifier.tools.edge.variants")
+formats = pytest.importorskip(f"{TOOLS}.export.formats")
+edge = pytest.importorskip(f"{TOOLS}.edge.edge")
+exports = pytest.importorskip(f"{TOOLS}.edge.exports")
+variants = pytest.importorskip(f"{TOOLS}.edge.variants")
 
 
 @pytest.fixture
