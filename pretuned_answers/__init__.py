@@ -76,7 +76,7 @@ _LIBRARIES = {
     "onnx": "backend_test_tools check_model check_node ml_dtypes onnx",
     "onnxruntime": "flatbuffers onnxruntime onnxruntime_test",
     "onnxscript": "onnx_ir onnxscript",
-    "openvino": "openvino",
+    "openvino": "benchmark_app openvino openvino_telemetry opt_in_out ovc",
     "import-linter": """
         grimp import_linter importlinter lint_imports markdown_it markdown_it_py mdurl pygmentize
         pygments rich

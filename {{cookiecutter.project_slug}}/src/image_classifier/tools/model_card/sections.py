@@ -47,9 +47,12 @@ def use_section(facts: Facts) -> str:
         return ""
     name = facts.name
     shell = code("sh", f"{command('predict')} {shlex.quote(name)} photo.jpg")
-    python = code("py", f"from {PROJECT} import load", "", f"load({name!r}).predict('photo.jpg')")
     where = f"In an environment with the package `{PROJECT}`, where the folder of this file is:"
-    return f"## Use\n\n{where}\n\n{shell}\n\n{python}"
+    parts = ["## Use", where, shell]
+    if find_tool("api", "python-api") is not None:
+        lines = (f"from {PROJECT} import load", "", f"load({name!r}).predict('photo.jpg')")
+        parts.append(code("py", *lines))
+    return "\n\n".join(parts)
 
 
 def data_section(facts: Facts) -> str:
