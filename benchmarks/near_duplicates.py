@@ -74,10 +74,10 @@ GENERATED: dict[str, Callable[[int], Image.Image]] = {
 def small(content: bytes, side: int) -> np.ndarray:
     """A gray image as `check` makes it."""
     from image_classifier.data.crops import resize
-    from image_classifier.data.decode import decode
+    from image_classifier.data.decode import decode_image
     from image_classifier.tools.check.survey import gray
 
-    return gray(resize(decode(content), side, side).numpy())
+    return gray(resize(decode_image(content), side, side).numpy())
 
 
 def originals(options: argparse.Namespace) -> tuple[list[str], list[bytes]]:

@@ -18,7 +18,7 @@ from .datasets.map_style import to_pixels
 from .datasets.parts import ROLES, check_fold, choose_part, divide, find_name, look, part_of
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
-from .decode import FORMATS, NPY_START, BadImageError, decode, unreadable
+from .decode import FORMATS, NPY_START, BadImageError, decode_image, unreadable
 from .gather import Windows, reflect, shift_and_flip
 from .loader import EvalData, TrainData
 from .samples import LEFT_OUT, Note, Samples

@@ -72,7 +72,7 @@ def unreadable(name: str | Path, error: Exception) -> BadImageError | FaultError
     return BadImageError(name, " ".join(reason.split()))
 
 
-def decode(encoded: bytes, channels: int = 3, bits: int = 8) -> Tensor:
+def decode_image(encoded: bytes, channels: int = 3, bits: int = 8) -> Tensor:
     """The pixels of an image file: (height, width, channels) uint8 or, of 16 bits, uint16.
 
     They are upright, and colors that are transparent lie over white. An animation gives its first

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import FaultError, UserError
 from ...runtime.files import read_plain
-from ..decode import decode, unreadable
+from ..decode import decode_image, unreadable
 
 STAT_THREADS = 4  # faster than one on network file systems
 STAT_TOGETHER = 4096  # files per task of a thread
@@ -64,7 +64,7 @@ class PathList:
         return read_plain(self[index])
 
     def image(self, index: int, channels: int, bits: int) -> Tensor:
-        """Image `index`, as `decode` has its pixels.
+        """Image `index`, as `decode_image` has its pixels.
 
         Raises:
             BadImageError: if the file is missing, damaged, of another format or other channels, or
@@ -73,7 +73,7 @@ class PathList:
             FaultError: if the system is out of memory or file descriptors.
         """
         try:
-            return decode(self.read(index), channels, bits)
+            return decode_image(self.read(index), channels, bits)
         except (UserError, FaultError):
             raise
         except Exception as error:  # of any kind: it is damaged

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from ...checkpoints import LoadedModel, load_model, place_model
 from ...config import ComputeConfig
-from ...data import BadImageError, PathList, decode, dtype_of, fit_square, to_pixels, unreadable
+from ...data import (
+    BadImageError,
+    PathList,
+    decode_image,
+    dtype_of,
+    fit_square,
+    to_pixels,
+    unreadable,
+)
 from ...errors import FaultError, UserError
 from ...evaluate import predict_features, predict_logits
 from ...extensions import need_tool
@@ -178,7 +186,7 @@ def read_pixels(image: OneImage, channels: int, bits: int) -> Tensor:
     if not isinstance(image, bytes | bytearray):
         return to_pixels(image, channels, bits)
     try:
-        return decode(bytes(image), channels, bits)
+        return decode_image(bytes(image), channels, bits)
     except (UserError, FaultError):
         raise
     except Exception as error:  # of any kind: it is damaged
