@@ -349,7 +349,7 @@ def all_faults() -> str:
 def figure(words: str) -> str:
     """One figure: `result, contender, number` is its median.
 
-    With `, mean` it is mean ± deviation, with `, range` median (lowest to highest).
+    With `, mean` it is mean ± deviation, with `, range` median (lowest to highest) or its interval.
 
     The name of a result alone is its machine and date, and says if it is stale.
     """

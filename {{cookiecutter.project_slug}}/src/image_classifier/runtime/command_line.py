@@ -139,7 +139,7 @@ def take_preset(
 
     Without a name it is `finetune` if there is a `--data.root` or `--data.labels`, else
     `otherwise`. What a preset counts in epochs is scaled to `--epochs`. Its `run.dir` is `folder`,
-    where `{}` is the name. A tool puts what a file says before the other flags, as those of `kind`.
+    with the name for `{}`. A tool puts what a file says before the other flags, as those of `kind`.
 
     Raises:
         UserError: if there is no preset of that name, or the file can't be used.

@@ -44,7 +44,7 @@ def check_logits(config: Config, model: nn.Module, num_classes: int) -> None:
     """The model takes all image sizes of the run, some of them hours later, and has all outputs."""
     name = config.model.name
     knobs = "data.image_size", "data.test_size", "augment.min_size"  # the last one is of a tool
-    sizes = {option(config, knob, 0): flag(knob) for knob in knobs}
+    sizes = {option(config, knob, 0): flag(knob) for knob in reversed(knobs)}
     for size in sizes.keys() - {0}:
         try:
             shape = tuple(blank_logits(model, size, config.data.channels).shape[1:])

@@ -91,7 +91,7 @@ def to_pixels(image: Any, channels: int = 3, bits: int = 8) -> Tensor:  # noqa: 
         else:
             array = np.asarray(image)
             array = array[:, :, None] if array.ndim == 2 else array
-            if array.ndim != 3 or array.dtype not in (np.uint8, np.uint16):
+            if array.ndim != 3 or not array.size or array.dtype not in (np.uint8, np.uint16):
                 raise ValueError(f"it is a {type(image).__name__} {array.shape} {array.dtype}")
             axis = channel_axis(array.shape, channels, (0, 2) if is_chw else (2, 0))
             array = np.moveaxis(array, axis, 2)

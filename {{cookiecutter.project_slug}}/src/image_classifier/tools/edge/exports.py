@@ -43,6 +43,8 @@ class EdgeOptions(ExportOptions):
         """
         if self.precision and not {"onnx", "openvino"} & {*self.format}:
             raise UserError("--precision is for --format onnx and openvino, not for the others")
+        if self.symmetric and "int8" not in self.precision:
+            raise UserError("--symmetric is of int8: --precision int8")
         missing = [name for name in LIBRARIES if find_spec(name) is None]
         if missing and "openvino" in self.format:
             install = install_command(*LIBRARIES)

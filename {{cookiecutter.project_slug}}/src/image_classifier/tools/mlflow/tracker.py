@@ -11,8 +11,9 @@ from ...tracking import PROJECT, Knobs, Tracker
 
 LIBRARY = "mlflow"
 MOST_PARAMS = 100  # in one request
-# It would send usage data, and print that it makes its tables.
-QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
+# It would send usage data, print that it makes its tables, and wait minutes for a server.
+SETTINGS = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
+SETTINGS |= {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
 def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noqa: ARG001
@@ -21,7 +22,7 @@ def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noq
     The same folder is the same run. It sends no code, machine data or command line; the report,
     which has images and paths, stays on this machine.
     """
-    for name, value in QUIET.items():
+    for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient, MlflowException
     from mlflow.entities import Metric, Param
@@ -33,7 +34,10 @@ def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noq
     id_file = folder / "mlflow.id"
     if id_file.exists():
         run = id_file.read_text().strip()
-        client.update_run(run, status="RUNNING")
+        try:
+            client.update_run(run, status="RUNNING")
+        except MlflowException as error:
+            raise ValueError(f"{id_file} names no run of {address}: delete it") from error
     else:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
         with suppress(MlflowException):  # it is there, perhaps since another run asked, too
@@ -42,11 +46,11 @@ def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noq
         experiment = client.get_experiment_by_name(name)
         created = client.create_run(experiment.experiment_id, run_name=folder.resolve().name)
         run = created.info.run_id
+        write_text(id_file, run)
         # Once: a run that goes on may have other values where that is free, and these can't change.
         params = [Param(knob, str(value)) for knob, value in knobs.items()]
         for start in range(0, len(params), MOST_PARAMS):
             client.log_batch(run, params=params[start : start + MOST_PARAMS])
-        write_text(id_file, run)
 
     def log(step: int, metrics: dict[str, float]) -> None:
         now = round(1000 * time.time())  # milliseconds

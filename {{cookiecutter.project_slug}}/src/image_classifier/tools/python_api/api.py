@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
+from ...errors import UserError
 from ...runtime.command_line import parse, take_preset
 from ...runtime.config_dict import words_of
 from ...runtime.launch import BEGAN
@@ -46,7 +47,10 @@ def configure(preset: str = "shapes", options: Mapping[str, Any] | None = None) 
     Raises:
         UserError: if there is no such preset or option, or it can't have that value.
     """
-    words = [preset, *words_of(dict(options or {}))]
+    knobs = dict(options or {})
+    if odd := [name for name, value in knobs.items() if name in ("h", "help") or value is None]:
+        raise UserError(f"{odd[0]!a} is no option, or has no value")
+    words = [preset, *words_of(knobs)]
     _, config = take_preset(words, preset, "runs/{}")
     return parse(Config, words, prog="configure", about="", default=config)
 
@@ -69,7 +73,7 @@ def fit(config: Config) -> "Scores":
     from ...runtime.out_of_memory import OutOfMemoryError
     from ...train import train
 
-    os.environ[BEGAN] = str(time.monotonic())  # time limits are of this run
+    os.environ[BEGAN] = str(time.monotonic())  # a time limit is of the last call
     while True:
         try:
             return train(config)

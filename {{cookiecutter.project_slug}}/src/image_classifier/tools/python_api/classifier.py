@@ -1,5 +1,6 @@
 """A trained model in a program: labels and probabilities as `predict` and `evaluate` have them."""
 
+import copy
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -71,8 +72,8 @@ class Classifier:
         """
         rows = []
         top_k = max(1, min(top_k, len(self.classes)))
-        for part, pixels, errors in self.parts(images, batch_size):
-            found = judge(self.trained, self.logits(pixels), top_k)
+        for part, pixels, errors in self._parts(images, batch_size):
+            found = judge(self.trained, self._logits(pixels), top_k)
             for image, row, error in zip(part, found, errors, strict=True):
                 row["path"] = os.fspath(image) if isinstance(image, str | os.PathLike) else ""
                 rows.append(unread(row, error) if error else row)
@@ -89,8 +90,8 @@ class Classifier:
             BadImageError: if an image can't be read.
             UserError: if something is no image, or has other channels.
         """
-        parts = self.readable(images, batch_size)
-        found = [calibrated(self.trained, self.logits(pixels)).cpu() for pixels in parts]
+        parts = self._readable(images, batch_size)
+        found = [calibrated(self.trained, self._logits(pixels)).cpu() for pixels in parts]
         return torch.cat(found) if found else torch.empty(0, len(self.classes))
 
     def features(self, images: Images, batch_size: int = 64) -> Tensor:
@@ -103,41 +104,46 @@ class Classifier:
         trained = self.trained
         if hasattr(trained.model, "each_network"):
             raise UserError("an ensemble has no features: load one of its runs")
+        weights = (*trained.model.parameters(), *trained.model.buffers())
+        shared = {id(weight): weight for weight in weights}
+        model = copy.deepcopy(trained.model, shared)  # other threads would run into its hook
         how = trained.normalize, trained.precision
-        parts = self.readable(images, batch_size)
-        found = [predict_features(trained.model, pixels, *how)[1].cpu() for pixels in parts]
+        parts = self._readable(images, batch_size)
+        found = [predict_features(model, pixels, *how)[1].cpu() for pixels in parts]
         return torch.cat(found) if found else torch.empty(0, 0)
 
     @torch.inference_mode()
-    def logits(self, pixels: Tensor) -> Tensor:
+    def _logits(self, pixels: Tensor) -> Tensor:
         """Of (count, channels, side, side) whole numbers: (count, classes) float32."""
         trained = self.trained
         return predict_logits(trained.model, pixels, trained.normalize, trained.precision)
 
-    def readable(self, images: Images, batch_size: int) -> Iterator[Tensor]:
-        """The pixels of `parts`, all of which can be read.
+    def _readable(self, images: Images, batch_size: int) -> Iterator[Tensor]:
+        """The pixels of `_parts`, all of which can be read.
 
         Raises:
             BadImageError: if one can't.
         """
-        for part, pixels, errors in self.parts(images, batch_size):
+        for part, pixels, errors in self._parts(images, batch_size):
             for image, error in zip(part, errors, strict=True):
                 if error:
                     raise BadImageError(name_of(image), error)
             yield pixels
 
-    def parts(self, images: Images, batch_size: int) -> Iterator[Part]:
+    def _parts(self, images: Images, batch_size: int) -> Iterator[Part]:
         """So many images at a time, decoded and made squares by all cores, on the device."""
+        if batch_size < 1:
+            raise UserError(f"batch_size {batch_size} is not 1 or more")
         data = self.trained.config.data
         shape = (data.eval_size, data.eval_size, data.channels)
         images = iter([images] if is_one(images) else images)
         with ThreadPoolExecutor(num_cores()) as pool:
             while part := list(islice(images, batch_size)):
                 pixels = torch.empty((len(part), *shape), dtype=dtype_of(data.bits))
-                errors = list(pool.map(self.fill, pixels, part))
+                errors = list(pool.map(self._fill, pixels, part))
                 yield part, pixels.permute(0, 3, 1, 2).to(self.device), errors
 
-    def fill(self, place: Tensor, image: OneImage) -> str:
+    def _fill(self, place: Tensor, image: OneImage) -> str:
         """Write an image to its place, (side, side, channels); returns why it can't be read."""
         data = self.trained.config.data
         try:
@@ -151,7 +157,7 @@ class Classifier:
 
 def load_runs(runs: list[str], device: str) -> Classifier:
     """The trained model of a run, or of several; see `load`."""
-    place = torch.device(device) if ":" in device else choose_device(device, 0, 1)[0]
+    place = open_device(device)
     world = World(place)
     compute = ComputeConfig(device=place.type)
     if len(runs) == 1:
@@ -159,6 +165,22 @@ def load_runs(runs: list[str], device: str) -> Classifier:
     members = need_tool("members", "ensemble", "to load several runs as one").load_members(runs)
     joined = need_tool("ensemble", "ensemble", "").join(members)
     return Classifier(place_model(joined, compute, world))
+
+
+def open_device(name: str) -> torch.device:
+    """A device by its name.
+
+    Raises:
+        UserError: if there is none.
+    """
+    kind, _, number = name.partition(":")
+    is_known = kind in ("cpu", "cuda", "mps") or name == "auto"
+    if not is_known or (number and not number.isdecimal()):
+        raise UserError(f"device {name!a} is none of auto, cpu, cuda, cuda:1 and mps")
+    found, _ = choose_device(kind, 0, 1)
+    if number and int(number) >= (torch.cuda.device_count() if kind == "cuda" else 1):
+        raise UserError(f"device {name!a} is not there")
+    return torch.device(name) if number else found
 
 
 def is_one(images: Any) -> bool:  # noqa: ANN401 - of any kind
@@ -183,11 +205,11 @@ def read_pixels(image: OneImage, channels: int, bits: int) -> Tensor:
     """
     if isinstance(image, str | os.PathLike):
         return PathList(Path(), [os.fsencode(image)]).image(0, channels, bits)
-    if not isinstance(image, bytes | bytearray):
-        return to_pixels(image, channels, bits)
     try:
-        return decode_image(bytes(image), channels, bits)
+        if isinstance(image, bytes | bytearray):
+            return decode_image(bytes(image), channels, bits)
+        return to_pixels(image, channels, bits)
     except (UserError, FaultError):
         raise
     except Exception as error:  # of any kind: it is damaged
-        raise unreadable("bytes", error) from error
+        raise unreadable(type(image).__name__, error) from error

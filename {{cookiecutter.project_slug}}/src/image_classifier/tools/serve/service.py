@@ -5,6 +5,7 @@ It has no accounts, and listens to this machine alone.
 
 import asyncio
 import io
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +23,7 @@ from .command import ServeOptions
 try:
     import uvicorn
     from fastapi import FastAPI, HTTPException, Query, Request
+    from starlette.requests import ClientDisconnect
 except ImportError as error:
     raise UserError(f"serve needs libraries: {install_command('fastapi', 'uvicorn')}") from error
 
@@ -32,35 +34,46 @@ def serve(options: ServeOptions) -> None:
     """Answer requests until the process is told to end.
 
     Raises:
-        UserError: if there is no such run, or a library is missing.
+        UserError: if there is no such run, a library is missing, or the port is in use.
     """
-    model = load(options.run, device=options.device)
-    workers = options.workers or num_cores()
-    torch.set_num_threads(max(1, num_cores() // workers))
-    app = build_app(model, options, workers)
-    uvicorn.run(app, host=ADDRESS, port=options.port, access_log=False)
+    try:
+        listener = socket.create_server((ADDRESS, options.port))
+    except OSError as error:
+        raise UserError(f"--port {options.port}: {error.strerror}") from error
+    with listener:
+        model = load(options.run, device=options.device)
+        workers = options.workers or num_cores()
+        torch.set_num_threads(max(1, num_cores() // workers))
+        app = build_app(model, options, workers)
+        print(f"http://{ADDRESS}:{listener.getsockname()[1]}/predict: {model!r}", flush=True)
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 
 
 def build_app(model: Classifier, options: ServeOptions, workers: int) -> FastAPI:
     """The service: `GET /health` says what it serves, `POST /predict` labels the body."""
-    app = FastAPI(title="image classifier", docs_url=None, redoc_url=None)
+    app = FastAPI(title="image classifier", openapi_url=None)
     pool = ThreadPoolExecutor(workers)
-    pending: set[asyncio.Future] = set()  # images with a worker, or waiting for one
+    pending: set[object] = set()  # a token for each image that arrives, waits or is labeled
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        return {"status": "ok", "classes": model.classes, "waiting": len(pending)}
+        return {"status": "ok", "classes": model.classes, "pending": len(pending)}
 
     @app.post("/predict")
     async def predict(request: Request, top_k: int = Query(5, ge=1)) -> dict[str, Any]:
-        content = await receive(request, int(options.max_megabytes * 1e6), options.max_seconds)
         if len(pending) >= workers + options.max_waiting:
             raise HTTPException(503, "too many requests at once", {"Retry-After": "1"})
-        label = lambda: judge(model, content, top_k, options.max_megapixels * 1e6)  # noqa: E731
+        token = object()
+        pending.add(token)
+        try:
+            content = await receive(request, int(options.max_megabytes * 1e6), options.max_seconds)
+        except BaseException:
+            pending.discard(token)
+            raise
+        label = lambda: label_image(model, content, top_k, options.max_megapixels * 1e6)  # noqa: E731
         done = asyncio.get_running_loop().run_in_executor(pool, label)
-        pending.add(done)  # also when its client has stopped waiting
-        done.add_done_callback(pending.discard)
-        return await in_time(asyncio.shield(done), options.max_seconds, 503, "no worker was free")
+        done.add_done_callback(lambda _: pending.discard(token))  # though nobody may wait any more
+        return await in_time(asyncio.shield(done), options.max_seconds, 503, "it was not labeled")
 
     return app
 
@@ -75,7 +88,10 @@ async def receive(request: Request, most_bytes: int, seconds: float) -> bytes:
             if len(content) > most_bytes:
                 raise HTTPException(413, f"more than {most_bytes / 1e6:g} MB")
 
-    await in_time(read(), seconds, 408, "the image did not arrive")
+    try:
+        await in_time(read(), seconds, 408, "the image did not arrive")
+    except ClientDisconnect:
+        raise HTTPException(400, "the image did not arrive") from None
     return bytes(content)
 
 
@@ -87,7 +103,9 @@ async def in_time(work: Any, seconds: float, status: int, what: str) -> Any:  # 
         raise HTTPException(status, f"{what} within {seconds:g} s") from None
 
 
-def judge(model: Classifier, content: bytes, top_k: int, most_pixels: float) -> dict[str, Any]:
+def label_image(
+    model: Classifier, content: bytes, top_k: int, most_pixels: float
+) -> dict[str, Any]:
     """The row of an image.
 
     Raises:

@@ -154,7 +154,7 @@ def quantized(graph, monkeypatch):
     exact = graph.SerializeToString()
 
     def distance(calibration, is_symmetric=False):
-        options = exports.EdgeOptions(run="", symmetric=is_symmetric)
+        options = exports.EdgeOptions(run="", precision=("int8",), symmetric=is_symmetric)
         monkeypatch.setattr(
             variants, "training_images", lambda *_: iter(calibration(images).split(1))
         )

@@ -1,6 +1,7 @@
 """A program has a trained model, and trains one, by what the package offers it."""
 
 import gc
+import io
 import json
 import multiprocessing
 import signal
@@ -143,9 +144,17 @@ def test_one_that_cannot_be_read_is_an_error_and_among_others_a_row(run, paths, 
     for ask in (model.probabilities, model.features):
         with pytest.raises(BadImageError, match="cannot read image 'bytes'"):
             ask([paths[0], cut])
+        with pytest.raises(UserError, match="batch_size 0 is not 1 or more"):
+            ask(paths, batch_size=0)
+    damaged = Image.open(io.BytesIO(cut))
+    assert "truncated" in model.predict([damaged, paths[0]])[0]["error"]
 
 
-@pytest.mark.parametrize("image", [None, 7, torch.rand(3, 9, 9), np.zeros((9, 9, 4), np.uint8)])
+EMPTY = np.zeros((0, 9, 3), np.uint8)
+FOUR = np.zeros((9, 9, 4), np.uint8)
+
+
+@pytest.mark.parametrize("image", [None, 7, torch.rand(3, 9, 9), FOUR, EMPTY])
 def test_what_is_no_image_is_refused_with_what_would_be_one(run, image):
     with pytest.raises(UserError, match=r"an image should be PIL or uint8 \(height, width, 3\)"):
         load(run).predict([image])
@@ -154,6 +163,11 @@ def test_what_is_no_image_is_refused_with_what_would_be_one(run, image):
 def test_a_run_or_a_device_that_is_not_there_is_refused(tmp_path, run):
     with pytest.raises(UserError, match="there is no checkpoint"):
         load(tmp_path / "gone")
+    for device in ("foo", "foo:1", "cpu:x"):
+        with pytest.raises(UserError, match=f"device '{device}' is none of auto, cpu"):
+            load(run, device=device)
+    with pytest.raises(UserError, match="device 'cpu:1' is not there"):
+        load(run, device="cpu:1")
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match=r"--compute\.device cuda: "):
             load(run, device="cuda")
@@ -183,10 +197,11 @@ def test_several_runs_are_one_model_of_their_mean(photos, paths, config, tmp_pat
 
 def test_threads_may_share_a_model(run, paths):
     model = load(run)
-    expected = model.probabilities(paths)
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(model.probabilities, [paths] * 8):
-            assert torch.equal(found, expected)
+        for call in (model.probabilities, model.features):
+            expected = call(paths)
+            for found in pool.map(call, [paths] * 20):
+                assert torch.equal(found, expected)
 
 
 def test_a_config_is_that_of_the_same_words_on_the_command_line():
@@ -198,6 +213,8 @@ def test_a_config_is_that_of_the_same_words_on_the_command_line():
         ({"data.rot": "x"}, "there is no --data.rot; did you mean --data.root"),
         ({"epochs": "many"}, "epochs"),
         ({"augment.min_scale": 7}, "--augment.min-scale 7 is not in 0.01 .. 1"),
+        ({"epochs": None}, "'epochs' is no option, or has no value"),
+        ({"help": True}, "'help' is no option"),
     ):
         with pytest.raises(UserError, match=said):
             configure("folder", options)

@@ -2,6 +2,7 @@
 
 import io
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import tiny, untrained_run
+from conftest import tiny, untrained_run, wait_for
 from PIL import Image
 
 import image_classifier
@@ -34,13 +35,13 @@ def run(photos, tmp_path_factory):
 def serving(run, *words):
     """A service, and a client of it."""
     command = [sys.executable, "-c", PROGRAM, "serve", run, *LIMITS.split(), *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as service:
-        line = next(line for line in service.stderr if "running on" in line)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+        line = next(line for line in service.stdout if "/predict" in line)
         address = re.search(r"http://127\.0\.0\.1:\d+", line)[0]
         with httpx.Client(base_url=address, timeout=60) as client:
             yield client
         service.terminate()
-        assert "Finished server process" in service.stderr.read()
+        assert service.wait(20) == -signal.SIGTERM
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_fifty_requests_at_once_are_all_answered_as_by_the_model(run, client, ph
     assert client.get("/health").json() == {
         "status": "ok",
         "classes": ["ant", "bee"],
-        "waiting": 0,
+        "pending": 0,
     }
     row = client.post("/predict?top_k=1", content=paths[0].read_bytes()).json()
     assert row["top"] == rows[paths[0]]["top"][:1]
@@ -100,19 +101,21 @@ def test_a_bad_image_is_refused_and_the_next_is_labeled(client, photos, kind):
     assert client.post("/predict", content=cut).status_code == 200
 
 
-def test_an_image_that_does_not_arrive_is_given_up(client):
-    def slow():
-        yield b"\xff\xd8\xff"
-        time.sleep(4)
-        yield b"\0"
+def slow():
+    """An image that does not arrive in time."""
+    yield b"\xff\xd8\xff"
+    time.sleep(4)
+    yield b"\0"
 
+
+def test_an_image_that_does_not_arrive_is_given_up(client):
     assert client.post("/predict", content=slow()).status_code == 408
 
 
 def test_paths_and_other_methods_lead_nowhere(client):
     assert client.get("/predict").status_code == 405
     assert client.get("/..%2f..%2fetc/passwd").status_code == 404
-    assert client.get("/docs").status_code == 404
+    assert client.get("/openapi.json").status_code == 404
     assert client.post("/predict?top_k=0", content=b"").status_code == 422
 
 
@@ -128,6 +131,11 @@ def test_what_a_busy_service_has_no_place_for_is_told_to_come_back(run, photos):
         busy = next(answer for answer in answers if answer.status_code == 503)
         assert busy.headers["retry-after"] == "1"
         assert ask(None).status_code == 200
+        stalled = p.submit(client.post, "/predict", content=slow())  # has the only place
+        wait_for(lambda: client.get("/health").json()["pending"])
+        assert ask(None).status_code == 503
+        assert stalled.result().status_code == 408
+        assert ask(None).status_code == 200
 
 
 def test_it_is_heard_by_this_machine_alone(client):
@@ -138,5 +146,7 @@ def test_it_is_heard_by_this_machine_alone(client):
     assert f"00000000:{port:04X}" not in local
 
 
-def test_a_run_that_is_not_there_is_a_line(refusal, tmp_path):
-    assert "there is no checkpoint" in refusal("serve", tmp_path / "gone")
+def test_a_run_that_is_not_there_or_a_port_in_use_is_a_line(run, refusal, client, tmp_path):
+    assert "there is no checkpoint" in refusal("serve", tmp_path / "gone", "--port", 0)
+    port = client.base_url.port
+    assert f"--port {port}: Address already in use" in refusal("serve", run, "--port", port)
