@@ -32,7 +32,7 @@ from image_classifier.cli import commands, main
 from image_classifier.config import Config
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
-from image_classifier.extensions import find_tools
+from image_classifier.extensions import chained, find_tools
 from image_classifier.metrics.predictions import Predictions
 from image_classifier.models import build_model
 from image_classifier.presets import smoke
@@ -231,7 +231,8 @@ def options_of(verb):
     """The dataclass whose fields are the options of a command."""
     own = vars(sys.modules[commands()[verb].__module__]).values()
     kinds = {kind.__name__.lower(): kind for kind in own if is_dataclass(kind)}
-    return kinds.get(f"{verb.replace('-', '')}options", Config)
+    kind = kinds.get(f"{verb.replace('-', '')}options", Config)
+    return chained("exports", "add_options", kind) if verb == "export" else kind
 
 
 def tiny(folder):

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import tyro
 
+from ...extensions import need_tool
 from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import attempt
 
@@ -27,6 +28,8 @@ def main(words: list[str]) -> int:
     options = parse(ModelCardOptions, words, prog=command("model-card"), about=summary(main))
 
     def work() -> None:
+        need_tool("presets", "config-file", "model-card")
+        need_tool("saved_runs", "runs", "model-card")
         from .card import write_card
 
         write_card(options.run, options.out, options.license, options.fresh)

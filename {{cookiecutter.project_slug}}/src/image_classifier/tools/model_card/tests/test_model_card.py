@@ -22,15 +22,13 @@ from image_classifier.runtime.command_line import (
 )
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.runtime.console import printable
-from image_classifier.tools.model_card.markup import (
-    yaml_lines,
-)
-from image_classifier.tools.model_card.origin import (
-    OF_MACHINE,
-    base_of,
-    command_line,
-)
 from image_classifier.train import train
+
+for tool in ("config_file", "runs"):  # which it needs
+    pytest.importorskip(f"image_classifier.tools.{tool}")
+TOOL = "image_classifier.tools.model_card"
+yaml_lines = pytest.importorskip(f"{TOOL}.markup").yaml_lines
+origin = pytest.importorskip(f"{TOOL}.origin")
 
 NAMES = (
     *HOSTILE,
@@ -176,14 +174,14 @@ def test_the_command_trains_with_the_same_config(config):
     known = changed(known, optim__warmup_epochs=0.1875, seed=4, run__patience=2)
     assert known.run.evaluate_every_epochs == 1
     for own, root in ((known, "photos"), (config, "data")):
-        words = shlex.split(command_line(own))
+        words = shlex.split(origin.command_line(own))
         words = words[words.index("train") + 1 :] if "train" in words else words[1:]
         _, preset = take_preset(words, "")
         found = parse(Config, words, prog="", about="", default=preset)
-        same = {k: v for k, v in flatten(own).items() if not k.startswith(OF_MACHINE)}
+        same = {k: v for k, v in flatten(own).items() if not k.startswith(origin.OF_MACHINE)}
         wanted = same | {"data.root": root, "run.best_by": found.run.best_by}
         assert {k: v for k, v in flatten(found).items() if k in same} == wanted
-    assert len(shlex.split(command_line(known))) < 16
+    assert len(shlex.split(origin.command_line(known))) < 16
 
 
 def test_a_page_that_was_changed_is_kept(finished, refusal, tmp_path):
@@ -235,12 +233,14 @@ def test_it_says_when_a_prediction_counts(finished, thresholds, said):
 
 def test_weights_that_it_began_with_are_named_with_their_licence():
     pretrained = finetune()
-    base = base_of(pretrained)
+    base = origin.base_of(pretrained)
     assert "IMAGENET1K\\_V1 of torchvision, which names no licence" in base.license
     assert base.hub == ""
     file = changed(pretrained, run__init_from="/home/me/weights.pt")
-    assert base_of(file).license.startswith("It began with the weights of the file weights.pt,")
-    assert base_of(Config()).license == "It began with random weights."
+    assert origin.base_of(file).license.startswith(
+        "It began with the weights of the file weights.pt,"
+    )
+    assert origin.base_of(Config()).license == "It began with random weights."
 
 
 def test_weights_of_timm_have_the_licence_that_timm_says():
@@ -251,7 +251,7 @@ def test_weights_of_timm_have_the_licence_that_timm_says():
         "vit_small_patch16_dinov3.lvd1689m": "dinov3-license",
     }
     for name, license_ in names.items():
-        base = base_of(changed(finetune(), model__name=f"timm/{name}"))
+        base = origin.base_of(changed(finetune(), model__name=f"timm/{name}"))
         assert base.hub == f"timm/{name}"
         assert f"licence: {license_};" in base.license
 
