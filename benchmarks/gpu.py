@@ -488,15 +488,15 @@ def report(given: argparse.Namespace) -> None:
     for preset in ("folder", "cifar10"):
         begin = f"train.py bench {preset} "
         benches = [one["results"] for words, one in made.items() if words.startswith(begin)]
-        rows, trained = tips(found["run/bench.json"] for found in benches if found)
-        if rows:
+        gains, setup = tips(one["run/bench.json"] for one in benches if one)
+        if gains:
             about = "Gain over the first variant of a tip, with its interval of 90 % confidence; "
-            about += f"`--quick` takes rounds of a few steps. {trained}"
+            about += f"`--quick` takes rounds of a few steps. {setup}"
             record.write(
                 record.RESULTS / f"tips-cuda-{preset}.json",
                 f"What each tip gains on a GPU, with the preset {preset}",
                 about,
-                {"measured": rows, "rounds": 5, "goals": [], "failures": {}} | past,
+                {"measured": gains, "rounds": 5, "goals": [], "failures": {}} | past,
             )
 
 

@@ -36,14 +36,18 @@ def reproduce(folder: Path) -> None:
     if not is_of_run(knobs):
         raise UserError(f"{str(path)!a} is not the config of a run: it lacks most options")
     config = unflatten(knobs)
-    usual = replace(config, run=replace(config.run, best_by="auto"))
-    if metric_of(usual) == config.run.best_by:  # what `auto` became
-        config = usual
-    name, changed = closest_preset(config)
+    name, changed = flags_for(config)
     changed |= {"run.dir": f"runs/{again(path)}"}
     print(shlex.join(["python", "train.py", name, *words_of(changed)]), flush=True)
     lines = [*environment_differences(folder, config), *image_differences(folder, config)]
     print("\n".join(["", *map(printable, lines)]) if lines else "\nthe same")
+
+
+def flags_for(config: Config) -> tuple[str, dict[str, Any]]:
+    """The preset and the knobs to set for the `config` of a run, in which nothing is `auto`."""
+    usual = replace(config, run=replace(config.run, best_by="auto"))
+    is_usual = metric_of(usual) == config.run.best_by  # what `auto` became
+    return closest_preset(usual if is_usual else config)
 
 
 def environment_differences(folder: Path, config: Config) -> list[str]:

@@ -1,7 +1,6 @@
 """Where a model comes from: its network, the weights that it began with, and its command line."""
 
 import shlex
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -9,21 +8,13 @@ from ...config import Config
 from ...models import find_library, models_by_name, published_weights
 from ...runtime.command_line import command
 from ...runtime.config_dict import words_of
-from ...tasks import metric_of
-from ..config_file.presets import closest_preset
+from ..config_file.reproduce import flags_for
 from .markup import escape
 
 # Knobs of the machine, or of how a run is started, which change no result.
 OF_MACHINE = ("compute.", "data.cache", "data.prefetch_batches", "data.where", "data.workers")
-OF_MACHINE += (
-    "config",
-    "run.dir",
-    "run.fresh",
-    "run.log_every_steps",
-    "run.processes",
-    "run.trackers",
-)
-OF_MACHINE += ("run.timeout_seconds",)
+OF_MACHINE += ("config", "run.dir", "run.fresh", "run.log_every_steps", "run.processes")
+OF_MACHINE += ("run.timeout_seconds", "run.trackers")
 PATHS = ("data.labels", "data.root", "optim.teacher", "run.init_from")
 
 
@@ -75,10 +66,7 @@ def command_line(config: Config) -> str:
 
     Of a path that begins at the root, only its end is told.
     """
-    usual = replace(config, run=replace(config.run, best_by="auto"))
-    if metric_of(usual) == config.run.best_by:  # what `auto` became
-        config = usual
-    name, changed = closest_preset(config)
+    name, changed = flags_for(config)
     told = {
         knob: public(value) if knob in PATHS else value
         for knob, value in changed.items()

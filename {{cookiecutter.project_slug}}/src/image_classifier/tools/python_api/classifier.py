@@ -162,8 +162,8 @@ def load_runs(runs: list[str], device: str) -> Classifier:
     compute = ComputeConfig(device=place.type)
     if len(runs) == 1:
         return Classifier(load_model(runs[0], compute, world))
-    members = need_tool("members", "ensemble", "to load several runs as one").load_members(runs)
-    joined = need_tool("ensemble", "ensemble", "").join(members)
+    tool = need_tool("ensemble", "ensemble", "to load several runs as one")
+    joined = tool.join(tool.load_members(runs))
     return Classifier(place_model(joined, compute, world))
 
 
