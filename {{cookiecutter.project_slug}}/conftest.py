@@ -39,6 +39,7 @@ from image_classifier.presets import smoke
 from image_classifier.runtime import distributed
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.runtime.machine import num_cores
+from image_classifier.tracking import Observer
 from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
 
@@ -55,7 +56,7 @@ PRELOADED = (
 )
 SERVER.set_forkserver_preload(PRELOADED.split())
 # What a run asks of tools.
-PARTS = "checkpoints decision head network observer parallel section unreadable watcher"
+PARTS = "checkpoints decision head network observer parallel unreadable watcher"
 for part in PARTS.split():
     find_tools(part)
 
@@ -63,6 +64,11 @@ for part in PARTS.split():
 if reporter := find_tools("observer").get("report"):
     report_page = reporter.page
     reporter.page = SimpleNamespace(write_page=lambda *_: None)
+
+# So do scores of training images: tests that look at them ask for `train_scores`.
+if scorer := find_tools("observer").get("train-score"):
+    open_scorer = scorer.open_observer
+    scorer.open_observer = lambda _: Observer()
 
 # Images that grow in a run, where a tool can do that.
 GROWING = {"augment__min_size": 16} if find_tools("crops").get("progressive-resizing") else {}
@@ -253,6 +259,13 @@ def pages(monkeypatch):
     """Runs in this process write their page; without `tools/report` there is none."""
     if reporter:
         monkeypatch.setattr(reporter, "page", report_page)
+
+
+@pytest.fixture
+def train_scores(monkeypatch):
+    """Runs in this process score training images, too; without `tools/train_score` they do not."""
+    if scorer:
+        monkeypatch.setattr(scorer, "open_observer", open_scorer)
 
 
 @pytest.fixture(scope="session")

@@ -37,8 +37,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `tracker.py` is the tracker of the tool's name: `open_tracker`, and perhaps `LIBRARY`.
 - `head.py` fits the last layer before all layers learn: `fit_head`, and `soften_head`.
 - `exports.py` adds options and files to an export: `add_options`, `export_more`.
-- For the page of a run, `section.py` has a section more, `build_section`, and `heat.py` shows what
-  the model looked at: `open_explainer`.
+- `heat.py` shows what the model looked at, for the page of a run: `open_explainer`.
 """
 
 from .finding import (

@@ -229,6 +229,8 @@ class RunLogger:
         best_by = self.state.best_by
         has_all = self.world.is_main and (is_last or step == self.total_steps)
         metrics = scores.metrics(*(scores.names if has_all else [best_by]))
+        for observer in self.observers:
+            metrics |= observer.judge(self.state.best_model)
         self.score = "  " + metric_text(best_by, scores.value(best_by), digits=1)
         self.write(step, metrics)
         self.say(f"{self.place(step)}  {what}: {phrase(metrics, best_by)}")
@@ -274,8 +276,9 @@ class RunLogger:
         """Tell observers of an evaluation, and how the run ended; return where they say to look."""
         steps = f"step {self.step_done:,} of {self.total_steps:,}"
         state = f"{steps if self.total_steps else 'linear probe'}; {end}"
-        decision = self.state.decision
-        result = Result(scores.predictions, metrics, state, self.warnings, decision, **of_end)
+        sections = [observer.section for observer in self.observers]
+        of_run = {"decision": self.state.decision, "sections": sections, **of_end}
+        result = Result(scores.predictions, metrics, state, self.warnings, **of_run)
         return [*filter(None, (observer.conclude(result) for observer in self.observers))]
 
     def place(self, step: int) -> str:

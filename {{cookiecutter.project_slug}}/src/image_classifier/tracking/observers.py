@@ -7,7 +7,8 @@ called after each step, and returns whether it took time that is not training's.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import ModuleType
 
 from torch import nn
 
@@ -58,6 +59,8 @@ class Result:
     decision: Decision = NO_DECISION  # when these predictions count
     is_last: bool = False  # whether the run ends with it
     model: nn.Module | None = None  # then: that predicted; None if a rank has only a part of it
+    sections: list[Callable[["Result", ModuleType], str]] = field(default_factory=list)  # of all
+    # observers, for the report page
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,12 @@ class Observer:
     verdict: Callable[[Speed], str] = lambda _: ""  # a sentence after each epoch
     begin: Callable[[int, Augmented], object] = lambda *_: None  # after the first step: its number,
     # and its batch, as the model saw it
+    judge: Callable[[nn.Module], dict[str, float]] = lambda _: {}  # metrics more of an evaluation,
+    # of the model that was evaluated
     conclude: Callable[[Result], str] = lambda _: ""  # after evaluations; of the last one, where
     # to look at what was made of it
+    section: Callable[[Result, ModuleType], str] = lambda *_: ""  # HTML of the page of a run, by
+    # means of the package that writes it
 
 
 def open_observers(setup: Setup) -> list[Observer]:

@@ -19,6 +19,7 @@ from ...preprocess import Normalize
 
 TOGETHER = 16  # images at once: gradients need more memory than predictions
 STEPS = 8  # of the integral
+SMALLEST = 64  # side of an image in pixels of which a page shows maps: they have 8 x 8 places then
 COLOR = (235, 125, 50)  # of heat: the orange of pages, stronger
 
 
@@ -140,11 +141,14 @@ def open_explainer(
 ) -> Callable[[list[int], list[int]], Tensor]:
     """A function from numbers of images of `data`, and of classes, to what is `painted` of them.
 
-    The images are as the model sees them.
+    The images are as the model sees them. The function raises `UserError` if they are so small that
+    a map says little.
     """
 
     def explain(indices: list[int], classes: list[int]) -> Tensor:
         side = data.data.image_size
+        if side < SMALLEST:
+            raise UserError(f"they say little of images of {side} pixels")
         device = normalize.scale.device
         pixels = data.source.empty(len(indices), side)
         Samples(data.source, side, fit=data.data.fit).fill(pixels, 0, np.array(indices))

@@ -344,6 +344,6 @@ def page(found: Found, text: list[str], draw: ModuleType) -> str:
     )
     heads = "".join(f'<th class="number">{head}</th>' for head in ("images", "images/s", "memory"))
     notes = "".join(f"<p>{escape(line)}</p>" for line in text)
-    body = f'<h1>Batch size</h1>{notes}<div class="curves">{charts}</div>'
+    body = f'<h1>Batch size</h1>{notes}<div class="charts">{charts}</div>'
     body += f"<table><thead><tr>{heads}</tr></thead>{rows}</table>"
     return draw.PAGE.substitute(title="Batch size", body=body)

@@ -1,6 +1,7 @@
 """Scores the weights of `best.pt` on the test images, once, when a run has ended."""
 
 import json
+from html import escape
 from math import sqrt
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from ...runtime.distributed import World
 from ...runtime.files import read_rows, write_json
 from ...tasks import metric_of
 from ...tracking import Observer, Result, Setup
-from . import section
 from .division import check_test
 
 NORMAL = 1.96  # standard deviations of an interval of 95 %
@@ -20,7 +20,6 @@ NORMAL = 1.96  # standard deviations of an interval of 95 %
 
 def open_observer(setup: Setup) -> Observer:
     """Open the test images, if the run is to be scored by them; rank 0 evaluates them alone."""
-    section.told = ""
     config = setup.config
     by_group = (f"images of one group, {config.data.groups!a}, are in one split",)
     by_group *= bool(config.data.groups)
@@ -32,8 +31,10 @@ def open_observer(setup: Setup) -> Observer:
     how = {"task": train.task, "mean_std": (train.mean, train.std), "classes": train.classes}
     images = EvalData(config.data, "test", world, config.run, **how)
     note = f"{len(images):,} test images, for the score at the end alone"
+    told = ""
 
     def conclude(result: Result) -> str:
+        nonlocal told
         if not result.is_last:
             return ""
         if result.model is None:
@@ -43,11 +44,16 @@ def open_observer(setup: Setup) -> Observer:
         images.close()
         metrics = scores.metrics(*scores.names)
         keep(Path(config.run.dir), {n.replace("val/", "test/"): v for n, v in metrics.items()})
-        section.told = f"{phrase(metrics, metric_of(config))}{interval(scores)}"
-        say(f"test: {section.told}; {len(images):,} images by which nothing was chosen")
+        told = f"{phrase(metrics, metric_of(config))}{interval(scores)}"
+        say(f"test: {told}; {len(images):,} images by which nothing was chosen")
         return ""
 
-    return Observer(notes=(*by_group, note), conclude=conclude)
+    def section(*_: object) -> str:
+        return f"<h2>Test</h2><p>{escape(told)}; nothing was chosen by these images.</p>" * bool(
+            told
+        )
+
+    return Observer(notes=(*by_group, note), conclude=conclude, section=section)
 
 
 def keep(folder: Path, found: dict[str, float]) -> None:

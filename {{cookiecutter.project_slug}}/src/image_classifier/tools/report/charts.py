@@ -1,8 +1,9 @@
 """What pages are made of: charts as SVG, and the page itself, without any script.
 
-Text from outside, such as the names of classes, passes through `escape`. The policy of `page.html`
-forbids scripts and requests, even if such text came through as HTML. Values that are not finite are
-left out.
+All charts have one size, and letters of one size; what a line is stands below its chart, where
+text wraps. Text from outside, such as the names of classes, passes through `escape`. The policy of
+`page.html` forbids scripts and requests, even if such text came through as HTML. Values that are
+not finite are left out.
 """
 
 import math
@@ -19,9 +20,13 @@ from ...metrics import BINS
 Points = list[tuple[float, float]]  # x and y
 
 PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
-LEFT, RIGHT, TOP, BOTTOM = 44, 262, 8, 174  # edges of the plot, in pixels
-WIDTH, WIDE = 352, 720  # of a drawing, and of one with parallel coordinates
+WIDTH, WIDE = 336, 720  # of a drawing, and of one with parallel coordinates, in pixels
+HEIGHT = 204
+LEFT, RIGHT, TOP, BOTTOM = 50, 324, 8, 164  # edges of the plot
 MOST_POINTS = 400  # of a line: more than there are pixels
+MOST_TICKS = 6  # of a logarithmic axis
+# Colors that color-blind people tell apart, on white and on black: https://jfly.uni-koeln.de/color/
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 def line_chart(
@@ -44,7 +49,7 @@ def line_chart(
         low: where the y axis begins at the latest; None: near the lowest value.
         x_label: what x is.
         is_log: whether the x axis is logarithmic; else it begins at 0.
-        main: the line to show among many, the only one with a label; None: all but `train`.
+        main: the line to show among many, the only one that is named; None: all but `train`.
         has_colors: lines that end at the same place: each has a color, and no value.
     """
     finite = {name: [p for p in lines[name] if all(map(math.isfinite, p))] for name in lines}
@@ -53,44 +58,32 @@ def line_chart(
         return ""
     xs, ys = zip(*chain(*finite.values()), strict=True)
     levels = ticks(min(ys) if low is None else min(low, *ys), max(ys))
-    if is_log:
-        first = min(xs)
-        last = max(xs)
-        powers = range(math.ceil(math.log10(first)), math.floor(math.log10(last)) + 1)
-        x_ticks = [10.0**n for n in powers]
-    else:
-        first = 0.0
-        last = max(xs) or 1.0
-        x_ticks = [x for x in ticks(0, last) if x <= last]
+    first, last = (min(xs), max(xs)) if is_log else (0.0, max(xs) or 1.0)
+    x_ticks = powers_of_ten(first, last) if is_log else [x for x in ticks(0, last) if x <= last]
     across = scale(first, last, LEFT, RIGHT, is_log)
     down = scale(levels[0], levels[-1], BOTTOM, TOP)
     parts = axes(
-        {f"{x:g}": across(x) for x in x_ticks},
-        {f"{short(level)}{unit}": down(level) for level in levels},
+        {short(x): across(x) for x in x_ticks},
+        {short(level) + unit: down(level) for level in levels},
         x_label,
     )
-    named: list[str] = []
-    free = BOTTOM + 18.0  # labels go from the lowest up, each above the one before
-    for name, points in sorted(finite.items(), key=lambda pair: pair[1][-1][1]):
-        x, y = across(points[-1][0]), down(points[-1][1])
-        path = " ".join(f"{across(x)},{down(y)}" for x, y in points)
-        is_main = name == main if main else name != "train"
-        text = ""
-        if is_main or not main:
-            free = min(free - 14, y + 4)
-            label = f"{name} " * (len(lines) > 1) + short(points[-1][1]) + unit
-            if has_colors:  # a legend, from the top
-                label = name
-                free = TOP + 4 + 14.0 * len(named)
-            named.append(name)
-            text = f'<text x="{RIGHT + 8}" y="{free}">{escape(label)}</text>'
-        hue = f"hsl({360 * len(named) // len(finite)} 60% 50%)"
-        color = f' style="stroke:{hue};fill:{hue}"' if has_colors else ""
+    named = []
+    colors = dict(zip(finite, COLORS, strict=False)) if has_colors else {}
+    for name in sorted(finite, key=lambda name: name == main):  # `main` is on top of all
+        points = [(across(x), down(y)) for x, y in finite[name]]
+        path = " ".join(f"{x},{y}" for x, y in points)
+        style = "val" if (name == main if main else name != "train") else "train"
+        color = f' style="color:{colors[name]}"' if has_colors else ""
+        mark = f'class="{style}"{color}'
+        x, y = points[-1]
         parts.append(
-            f'<g class="{"val" if is_main else "train"}"{color}><polyline points="{path}"/>'
-            f'<circle cx="{x}" cy="{y}" r="2.5"/>{text}</g>'
+            f'<g {mark}><polyline points="{path}"/><circle cx="{x}" cy="{y}" r="2.5"/></g>'
         )
-    return figure(title, parts)
+        if main in (None, name):
+            label = f"{name} " * (len(lines) > 1)
+            label += "" if has_colors else f"{last_of(finite[name])}{unit}"
+            named.append(f"<span><i {mark}></i>{escape(label)}</span>")
+    return figure(title, parts, legend="".join(named))
 
 
 def parallel_coordinates(
@@ -156,11 +149,14 @@ def reliability_diagram(bins: Tensor) -> str:
     return figure("Accuracy by predicted confidence", parts)
 
 
-def figure(title: str, parts: list[str], width: int = WIDTH) -> str:
-    """A drawing with its caption."""
+def figure(title: str, parts: list[str], width: int = WIDTH, legend: str = "") -> str:
+    """A drawing with its caption, and what its lines are below it; a wide one can be scrolled."""
+    kind = ' class="wide"' if width > WIDTH else ""
     return (
-        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {width} 196" '
-        f'role="img" aria-label="{escape(title)}">{"".join(parts)}</svg></figure>'
+        f"<figure{kind}><figcaption>{escape(title)}</figcaption>"
+        f'<svg width="{width}" viewBox="0 0 {width} {HEIGHT}" role="img" '
+        f'aria-label="{escape(title)}">{"".join(parts)}</svg>'
+        f'<p class="legend">{legend}</p></figure>'
     )
 
 
@@ -170,9 +166,10 @@ def axes(x_ticks: dict[str, float], y_ticks: dict[str, float], x_label: str) -> 
         f'<path d="M{LEFT} {y}H{RIGHT}"/><text class="y" x="{LEFT - 6}" y="{y + 4}">{name}</text>'
         for name, y in y_ticks.items()
     ]
-    below = BOTTOM + 16
-    parts += [f'<text class="x" x="{x}" y="{below}">{name}</text>' for name, x in x_ticks.items()]
-    return [*parts, f'<text x="{RIGHT + 20}" y="{below}">{x_label}</text>']
+    parts += [
+        f'<text class="x" x="{x}" y="{BOTTOM + 16}">{name}</text>' for name, x in x_ticks.items()
+    ]
+    return [*parts, f'<text class="y" x="{RIGHT}" y="{BOTTOM + 34}">{x_label}</text>']
 
 
 def scale(
@@ -192,7 +189,18 @@ def thinned(points: Points) -> Points:
 
 
 def short(value: float) -> str:
-    """A number with four significant digits at most."""
+    """A number in at most seven characters: `0.0001`, `2.5`, `9,800`, `12.5k`, `3M`."""
+    if 1000 <= abs(value) < 10_000:
+        return f"{value:,.0f}"
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size <= abs(value) < 1000 * size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def last_of(points: Points) -> str:
+    """The last value, with at least four digits."""
+    _, value = points[-1]
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
@@ -204,3 +212,9 @@ def ticks(low: float, high: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(least))
     step = next(power * n for n in (1, 2, 5, 10) if power * n >= least)
     return [step * n for n in range(math.floor(low / step), math.ceil(high / step) + 1)]
+
+
+def powers_of_ten(low: float, high: float) -> list[float]:
+    """Those from `low` to `high`, or evenly spread ones of them."""
+    exponents = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+    return [10.0**n for n in exponents[:: math.ceil(len(exponents) / MOST_TICKS) or 1]]

@@ -1,7 +1,7 @@
 """The page of a run, `report.html`: one file that needs neither a network nor scripts.
 
-To add a section: a function that returns HTML, and its place in `write_page`; a tool has it in a
-`section.py`. Text from outside, such as the name of a class, passes through `escape`.
+To add a section: a function that returns HTML, and its place in `write_page`; a tool has it in its
+`Observer`. Text from outside, such as the name of a class, passes through `escape`.
 """
 
 import json
@@ -16,16 +16,12 @@ import numpy as np
 from torch import Tensor
 
 from ...config import Config
-from ...data import Source
-from ...errors import FaultError, UserError
-from ...extensions import functions
 from ...metrics import (
     METRICS,
     Predictions,
     against_the_rest,
     calibrate,
     calibration_error,
-    counted_and_correct,
     find_metric,
     metric_number,
     metric_title,
@@ -34,22 +30,15 @@ from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
 from ...tasks import metric_of
 from ...tracking import Result
-from . import charts
+from .. import report
 from .charts import PAGE, line_chart, reliability_diagram
-from .images import Picture, gallery
+from .galleries import Explain, Samples, augmented, class_examples, mistakes
 from .tables import class_table, confused_pairs, confusion_matrix, definitions
 
-PICTURES = 24  # wrong predictions that are shown
 MOST_CLASSES = 20  # of a confusion matrix that can be read
 MOST_LINES = 6  # of a chart
 CALIBRATED = 1.1  # temperatures from 1 / 1.1 to this say that probabilities are right
 MOST_SHARES = 2**23  # probabilities of which curves are drawn, as that takes seconds
-HEAT = (
-    "The gray image is what the model saw; in color, the places that raise the score of the "
-    "predicted class. They say where, roughly, but not what was recognized there, nor whether it "
-    "is why the answer is wrong. The colors of each image reach from its weakest to its strongest "
-    "place, however little these differ."
-)
 
 # The summary of a run's speed: name, metric, format, and what is shown of all values.
 FACTS: tuple[tuple[str, str, str, Callable[[list[float]], float]], ...] = (
@@ -66,10 +55,6 @@ CHARTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
 )
 
 Rows = list[dict[str, Any]]  # of metrics.jsonl
-Explain = Callable[[list[int], list[int]], Tensor]  # numbers of images, and of classes, to images
-# with heat maps over them: (count, height, width, 3) uint8 on the host
-Samples = tuple[Tensor, Tensor, int]  # training images (count, height, width, channels); labels
-# (count,) int64, or (count, classes) if they are mixed or several; the step that used them
 
 
 def write_page(
@@ -94,6 +79,7 @@ def write_page(
     metric = metric_of(config)
     shares = predictions.probabilities
     calibration = calibrate(predictions)
+    verdict = calibration_text(calibration, result.decision.temperature)
     is_quick = shares is not None and shares.numel() <= MOST_SHARES
     name = escape(folder.resolve().name)
     about = f"{config['model.name']} on {config['data.name']}"
@@ -101,24 +87,28 @@ def write_page(
     about += f"; {environment['device']}; {result.state}"
     defaults = json.loads(json.dumps(flatten(Config())))  # as JSON has them: lists for tuples
     defaults["run.best_by"] = metric_of(config | {"run.best_by": "auto"})
-    changed = [knob for knob, value in config.items() if value != defaults.get(knob)]
-    sections = functions("section", "build_section")
+    changed = {k: value for k, value in config.items() if value != defaults.get(k)}
     body = [
         f"<h1>{name}</h1><p>{escape(about)}</p>",
         *(f'<p class="warning">{escape(line)}</p>' for line in result.warnings),
         f'<dl class="facts">{summary(rows, predictions, result.metrics, metric)}</dl>',
-        f'<div class="curves">{curves(rows, metric)}</div>',
+        f'<div class="charts">{curves(rows, metric)}</div>',
         '<div class="beside">',
         confusion_section(predictions),
         f"<section><h2>Classes</h2>{class_table(predictions, is_quick)}</section>",
         "</div>",
-        f'<div class="curves">{ranking_curves(predictions) if is_quick else ""}</div>',
-        f"<h2>Calibration</h2>{calibration_section(calibration, result.decision.temperature)}",
-        *(build(predictions, result.decision, charts) for build in sections),
+        f"<h2>Probabilities</h2><p>{verdict}</p>",
+        '<div class="charts">',
+        reliability_diagram(calibration) if calibration[0].any() else "",
+        ranking_curves(predictions) if is_quick else "",
+        "</div>",
+        *(build(result, report) for build in result.sections),
+        class_examples(predictions) if result.is_last else "",
         f"<h2>Most confident mistakes</h2>{mistakes(predictions, explain)}",
         "" if samples is None else augmented(samples, classes),
-        "<h2>Config</h2><p>Bold: changed from the default.</p>",
-        f'<dl class="list">{definitions(config, changed)}</dl>',
+        f'<h2>Config</h2><dl class="list">{definitions(changed)}</dl>',
+        f'<details><summary>All options</summary><dl class="list">{definitions(config)}</dl>',
+        "</details>",
         f'<h2>Environment</h2><dl class="list environment">{definitions(environment)}</dl>',
     ]
     # A path among the knobs may hold bytes that are not text: they are shown as `\udcff`.
@@ -134,17 +124,15 @@ def curve(rows: Rows, metric: str, unit: float = 1.0) -> list[tuple[float, float
 
 def summary(rows: Rows, predictions: Predictions, metrics: dict[str, float], best_by: str) -> str:
     """The result in a few numbers, the most important first."""
-    counted, right = counted_and_correct(predictions.predicted, predictions.source.labels)
-    right = int(right.sum())
-    count = int(counted.sum())
     classes = predictions.source.classes
-    main = "exact" if predictions.source.is_multi_label else "top1"
-    found = {
-        f"{metric_title(main)}: {right:,} of {count:,} validation images": f"{right / count:.2%}"
-    }
+    found = {}
+    if not predictions.source.is_multi_label:
+        right = int((predictions.is_correct & predictions.is_counted).sum())
+        count = int(predictions.is_counted.sum())
+        found[f"top-1: {right:,} of {count:,} validation images"] = f"{right / count:.2%}"
     values = {name: metrics[f"val/{name}"] for name in METRICS if f"val/{name}" in metrics}
     for name in dict.fromkeys((best_by, *values)):
-        if name in values and name != main:
+        if name in values and name != "top1":
             found[metric_title(name)] = metric_number(name, values[name])
         last = curve(rows, f"val/{name}")[-1:]
         if name == best_by and last and last[0][1] != values.get(name):
@@ -160,7 +148,8 @@ def summary(rows: Rows, predictions: Predictions, metrics: dict[str, float], bes
 def curves(rows: Rows, metric: str) -> str:
     """Charts of loss, the metric that decides, learning rate and throughput."""
     options = {"unit": "%"} if find_metric(metric).is_percent else {}
-    own = (f"Validation {metric_title(metric)}", (f"val/{metric}",), options)
+    name = metric_title(metric)
+    own = (name[0].upper() + name[1:], (f"train/{metric}", f"val/{metric}"), options)
     charts = []
     for title, metrics, options in (CHARTS[0], own, *CHARTS[1:]):
         unit = 0.01 if "unit" in options else 1.0
@@ -204,7 +193,7 @@ def ranking_curves(predictions: Predictions) -> str:
     charts = []
     for title, x_label, lines in (
         ("Precision over recall", "recall", precisions),
-        ("ROC: true over false positives", "false", rocs),
+        ("ROC: true over false positives", "share of false positives", rocs),
     ):
         if not has_few:
             of_classes = [np.interp(grid, *lines.pop(name)) for name in pairs]
@@ -216,8 +205,8 @@ def ranking_curves(predictions: Predictions) -> str:
     return "".join(charts)
 
 
-def calibration_section(calibration: Tensor, temperature: float = 1.0) -> str:
-    """Whether the model is over- or underconfident: a sentence and a diagram.
+def calibration_text(calibration: Tensor, temperature: float = 1.0) -> str:
+    """Whether the model is over- or underconfident.
 
     The mean says nothing where predictions of some confidences are too sure and others not enough:
     the temperature of the lowest log loss does.
@@ -225,7 +214,7 @@ def calibration_section(calibration: Tensor, temperature: float = 1.0) -> str:
     counts, confidence, accuracy = calibration
     count = float(counts.sum())
     if not count:
-        return "<p>No prediction has a probability.</p>"
+        return "No prediction has a probability."
     said = float(counts @ confidence) / count
     right = float(counts @ accuracy) / count
     noise = 2 * sqrt(right * (1 - right) / count)  # two standard errors
@@ -240,69 +229,6 @@ def calibration_section(calibration: Tensor, temperature: float = 1.0) -> str:
             f"loss, which is lowest at a temperature of {temperature:.2f}"
         )
     return (
-        f'<div class="reliability">{reliability_diagram(calibration)}<p>Mean confidence '
-        f"{said:.1%}, accuracy {right:.1%}: {verdict}. Expected calibration error (ECE): "
-        f"{calibration_error(calibration):.1%}.</p></div>"
+        f"Mean confidence {said:.1%}, accuracy {right:.1%}: {verdict}. Expected calibration error "
+        f"(ECE): {calibration_error(calibration):.1%}."
     )
-
-
-def mistakes(predictions: Predictions, explain: Explain | None) -> str:
-    """The wrong predictions with the highest confidence: image, predicted and true class.
-
-    With several labels, the wrong decisions on one of them.
-    """
-    source = predictions.source
-    pictures = []
-    has_several = predictions.source.is_multi_label
-    wrong = (predictions.is_counted & ~predictions.is_correct).nonzero()  # (count, 1 or 2)
-    surest = predictions.probability[*wrong.T].argsort(descending=True, stable=True)
-    shown = wrong[surest][:PICTURES]
-    indices = shown[:, 0].tolist()
-    classes = (shown[:, 1] if has_several else predictions.predicted[shown[:, 0]]).tolist()
-    notes = ["In color the predicted class, below it the true one. Some may be wrong labels."]
-    if has_several:
-        notes = ["In color labels that the image has not, others it has. Some may be wrong labels."]
-    heats = [None] * len(indices)
-    if explain and indices:
-        try:
-            heats = explain(indices, classes)
-            notes.append(HEAT)
-        except Exception as error:  # a network without a feature map, or too little memory
-            notes.append(f"No heat maps: {error}")
-    for index, number, heat in zip(indices, classes, heats, strict=True):
-        if has_several:
-            style = "true" if source.labels[index, number] else "wrong-class"
-            found = [(style, number, predictions.probabilities[index, number])]
-        else:
-            target = int(source.labels[index]), predictions.target_probability[index]
-            found = [("wrong-class", number, predictions.probability[index]), ("true", *target)]
-        lines = [(style, source.classes[n], f"{share:.1%}") for style, n, share in found]
-        title = f"image {index}"
-        if source.paths is not None:
-            title = source.paths.relative(index).decode("utf-8", "backslashreplace")
-        pictures.append(Picture(read_image(source, index), title, lines, heat))
-    return "".join(f"<p>{escape(note)}</p>" for note in notes) + gallery(pictures)
-
-
-def augmented(samples: Samples, classes: tuple[str, ...]) -> str:
-    """Training images as the model saw them, with the shares of mixed labels."""
-    pixels, labels, step = samples
-    pictures = []
-    for image, label in zip(pixels.cpu(), labels.cpu(), strict=True):
-        if label.ndim:
-            present = (label > 0).nonzero()
-            shares = sorted(((float(label[n]), int(n)) for n in present), reverse=True)
-            lines = [("true", classes[n], f"{share:.1%}") for share, n in shares]
-        else:
-            lines = [("true", classes[int(label)], "")]
-        pictures.append(Picture(image, f"step {step}", lines))
-    note = f"As the model saw them in step {step:,}."
-    return f"<h2>Augmented training images</h2><p>{note}</p>{gallery(pictures)}"
-
-
-def read_image(source: Source, index: int) -> Tensor | None:
-    """The whole image `index`; None if it cannot be read any more."""
-    try:
-        return source.read(index)
-    except (UserError, FaultError):
-        return None

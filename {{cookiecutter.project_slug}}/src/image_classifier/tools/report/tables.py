@@ -3,7 +3,7 @@
 import json
 import math
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -81,17 +81,17 @@ def table(heads: tuple[str, ...], rows: Sequence[tuple[str | float, ...]]) -> st
         number = f"{value:,}" if isinstance(value, int) else f"{value:.1%}"
         return f'<td class="number">{"" if math.isnan(value) else number}</td>'
 
-    head = "".join(f"<th>{name}</th>" for name in heads)
+    kinds = ["" if isinstance(value, str) else ' class="number"' for value in rows[0]]
+    head = "".join(f"<th{kind}>{name}</th>" for kind, name in zip(kinds, heads, strict=True))
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
     return f'<div class="long"><table><thead><tr>{head}</tr></thead>{body}</table></div>'
 
 
-def definitions(values: dict[str, Any], changed: Collection[str] = ()) -> str:
-    """Names with their values; those in `changed` are bold."""
+def definitions(values: dict[str, Any]) -> str:
+    """Names with their values."""
     lines = []
     for name, value in values.items():
         text = shlex.join(map(str, value)) if isinstance(value, list) else value
         text = text if isinstance(text, str) else json.dumps(text)
-        mark = ' class="changed"' if name in changed else ""
-        lines.append(f"<div{mark}><dt>{escape(name)}</dt><dd>{escape(text) or '-'}</dd></div>")
+        lines.append(f"<div><dt>{escape(name)}</dt><dd>{escape(text) or '-'}</dd></div>")
     return "".join(lines)

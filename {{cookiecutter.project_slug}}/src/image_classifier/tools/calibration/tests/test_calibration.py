@@ -27,7 +27,7 @@ from image_classifier.tools.calibration.decision import (
     choose_threshold,
     tell_decision,
 )
-from image_classifier.tools.calibration.section import (
+from image_classifier.tools.calibration.observer import (
     risk_by_coverage,
 )
 from image_classifier.train import train

@@ -24,7 +24,7 @@ from image_classifier.tools.explain import heat
 from image_classifier.train import train
 
 SIDE, SQUARE = 32, 8  # in pixels
-predict, report = find_tool("heat_maps", "predict"), find_tool("page", "report")
+predict, galleries = find_tool("heat_maps", "predict"), find_tool("galleries", "report")
 VIT = find_tool("models", "imagenet")
 
 
@@ -163,26 +163,29 @@ def test_the_model_stays_as_it_was_and_blocks_around_change_no_map():
 
 
 @pytest.mark.usefixtures("pages")
-@pytest.mark.skipif(not report, reason="tools/report was deleted")
+@pytest.mark.skipif(not galleries, reason="tools/report was deleted")
 def test_a_run_shows_it_beside_its_mistakes_and_is_the_same_without_it(tmp_path, monkeypatch):
     def pictures(name):
         train(tiny(tmp_path / name))
         text = Path(tmp_path, name, "report.html").read_text(encoding="utf-8")
-        assert len(text) < 400_000
+        assert len(text) < 800_000
         return Shown(text)
 
     def weights(name):
         return load_file(tmp_path / name / "checkpoints/best.safetensors")
 
+    small = pictures("small")
+    assert "No heat maps: they say little of images of 32 pixels" in small.words
+    monkeypatch.setattr(heat, "SMALLEST", 32)
     with_it = pictures("a")
-    assert report.HEAT in with_it.words
+    assert galleries.HEAT in with_it.words
     monkeypatch.setattr(heat, "heat_maps", Mock(side_effect=UserError("no map")))
     failed = pictures("b")
     assert "No heat maps: no map" in failed.words
     monkeypatch.setattr(find_tool("observer", "report"), "function", lambda *_: None)
     without = pictures("c")
-    assert report.HEAT not in without.words
-    assert len(with_it.pictures) == len(without.pictures) + report.PICTURES
+    assert galleries.HEAT not in without.words
+    assert len(with_it.pictures) == len(without.pictures) + galleries.PICTURES
     assert set(with_it.pictures) > set(without.pictures) == set(failed.pictures)
     torch.testing.assert_close(weights("a"), weights("c"), rtol=0, atol=0)
 

@@ -19,7 +19,7 @@ from image_classifier.data import LEFT_OUT, Source, open_dataset
 from image_classifier.metrics import predictions
 from image_classifier.metrics.table import METRICS, Metric
 from image_classifier.runtime.config_dict import flatten
-from image_classifier.tools.report import images, observer
+from image_classifier.tools.report import galleries, images, observer
 from image_classifier.tools.report import page as report
 from image_classifier.tracking import Result
 from image_classifier.train import train
@@ -35,14 +35,18 @@ ANIMALS = ("ant", "bee", "cow", "dog")
 HEADS = ["class", "recall", "precision", "F1", "average precision", "images"]
 
 
-def page(folder, answers, rows=ROWS, warnings=(), labels=MIXED, **knobs):
-    """The page of a run that logged `rows` and `warnings`, and ended with `answers`."""
+def page(folder, answers, rows=ROWS, warnings=(), labels=MIXED, ended=None, **knobs):
+    """The page of a run that logged `rows` and `warnings`, and came to `answers`.
+
+    `ended` has the fields of the `Result` of a run that has ended.
+    """
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "config.json").write_text(json.dumps(flatten(changed(Config(), **knobs))))
     (folder / "environment.json").write_text(json.dumps({"device": "<CPU>", "commit": None}))
     samples = torch.full((len(labels), 4, 4, 3), 7, dtype=torch.uint8), labels, 3
     metrics = next((row for row in rows if "val/loss" in row), {})
-    result = Result(answers, metrics, "step 20 of 20", warnings)
+    end = {} if ended is None else {"is_last": True, **ended}
+    result = Result(answers, metrics, "step 20 of 20", warnings, **end)
     report.write_page(folder, result, samples)
     return Shown((folder / "report.html").read_text(encoding="utf-8"))
 
@@ -113,13 +117,40 @@ def test_a_page_on_several_labels_has_scores_of_each_the_curves_and_wrong_labels
         ["cow", "", "0.0%", "0.0%", "", "0"],
     ]
     said = " ".join(" ".join(shown.words).split())
-    assert "all labels right: 2 of 4 validation images" in said
-    assert "2.0000 loss 1.9000 loss of the last weights" in said
+    assert "step 20 of 20 2.0000 loss 1.9000 loss of the last weights " in said
     assert "Precision over recall" in said
     assert "Some may be wrong labels. ant 20.0% cow 70.0% bee 70.0% " in said
-    assert "As the model saw them in step 3. ant 100.0% bee 100.0% ant 100.0% Config" in said
+    assert "As the model saw them in step 3. ant bee ant Config" in said
     hostile = page(tmp_path, predictions_of_several(HOSTILE[:3]), labels=labels, **config)
     assert (hostile.tags, hostile.attributes) == (shown.tags, shown.attributes)
+
+
+def test_at_the_end_classes_with_the_lowest_recall_have_examples_right_and_missed(tmp_path):
+    confusion = torch.tensor([[8, 0, 0, 0], [3, 6, 1, 0], [0, 0, 0, 0], [0, 1, 0, 1]])
+    heading = "Classes with the lowest recall"
+    assert heading not in page(tmp_path, answers_of(ANIMALS, confusion)).words
+    shown = page(tmp_path, answers_of(ANIMALS, confusion), ended={})
+    said = " ".join(" ".join(shown.words).split())
+    _, _, examples = said.partition(f"{heading} Up to 4 images that are recognized, and 4 that are")
+    examples, _, _ = examples.partition("Most confident mistakes")
+    right = "dog 25.0% "  # each of the generated answers has this share of its true class
+    missed = "{} 75.0% bee 25.0% "
+    assert f"dog: 1 of 2 {right}bee 75.0% {right}bee: 6 of 10 {4 * 'bee 25.0% '}" in examples
+    assert f"{missed.format('cow')}{3 * missed.format('ant')}ant: 8 of 8 {4 * 'ant 25.0% '}" in examples
+    assert "cow: " not in examples
+    several = page(tmp_path, predictions_of_several(ANIMALS[:3]), ended={})
+    said = " ".join(" ".join(several.words).split())
+    assert "ant: 2 of 3 ant 90.0% ant 60.0% ant 20.0% bee: 2 of 2 bee 90.0% bee 80.0% " in said
+
+
+def test_tools_add_sections_and_training_scores_are_beside_those_of_validation(tmp_path):
+    sections = [lambda result, report: report.charts.line_chart(result.state, {"": [(1.0, 2.0)]})]
+    rows = [*ROWS, {"step": 20, "epoch": 2.0, "train/top1": 0.875}]
+    answers = answers_of(ANIMALS[:2], counts(2))
+    shown = page(tmp_path, answers, rows, ended={"sections": sections})
+    said = " ".join(" ".join(shown.words).split())
+    assert re.search(r" Top-1 [0-9.% ]+ epoch train 87.5% val 50% ", said)
+    assert "step 20 of 20" in shown.words
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 0.0, 1e30])
@@ -189,15 +220,15 @@ def test_calibration_is_what_the_paper_says_and_told_in_a_sentence():
     ):
         answers = answers_with(num_wrong, *[share] * 1000)
         calibration = predictions.calibrate(answers)
-        assert words in report.calibration_section(calibration)
-    told = report.calibration_section(calibration, temperature=1.88)
+        assert words in report.calibration_text(calibration)
+    told = report.calibration_text(calibration, temperature=1.88)
     assert "no further apart than by chance, yet overconfident" in told
     assert "temperature of 1.88" in told
     assert "neither over- nor underconfident" not in told
 
 
 def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path):
-    for number in range(report.PICTURES + 2):
+    for number in range(galleries.PICTURES + 2):
         write_photo(tmp_path / f"photos/ant/{number:02}.jpg", number, (330, 270))
     write_photo(tmp_path / "photos/bee/b.jpg", 0)
     data = DataConfig(name="folder", root=str(tmp_path / "photos"), val_fraction=0.001)
@@ -206,10 +237,10 @@ def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path):
     answer = (torch.arange(len(source)) > 0).long()
     share = torch.linspace(0.55, 0.95, len(source))
     shown = page(tmp_path, predictions.Predictions(source, answer, share, 1 - share))
-    paths = [source.paths.relative(n).decode() for n in range(report.PICTURES + 1, 1, -1)]
+    paths = [source.paths.relative(n).decode() for n in range(galleries.PICTURES + 1, 1, -1)]
     assert [title for title in shown.titles if title.endswith(".jpg")] == paths
-    assert len(shown.pictures) == report.PICTURES - 1 + len(MIXED)
-    assert max(map(len, shown.pictures)) < 3_000_000 / (3 * report.PICTURES)
+    assert len(shown.pictures) == galleries.PICTURES - 1 + len(MIXED)
+    assert max(map(len, shown.pictures)) < 3_000_000 / (3 * galleries.PICTURES)
     said = " ".join(" ".join(shown.words).split())
     assert f"Some may be wrong labels. bee {share[-2]:.1%} ant {1 - share[-2]:.1%} " in said
 

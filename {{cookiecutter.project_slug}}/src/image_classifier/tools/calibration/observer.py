@@ -5,20 +5,27 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ...metrics import Decision, Predictions
+from ...tracking import Observer, Result, Setup
 from .decision import calibrated, tell_decision
 
 
-def build_section(predictions: Predictions, decision: Decision, charts: ModuleType) -> str:
+def open_observer(_: Setup) -> Observer:
+    """Add the section to the page."""
+    return Observer(section=build_section)
+
+
+def build_section(result: Result, report: ModuleType) -> str:
     """How many images are predicted, and how many wrongly, if it may abstain from the others."""
+    predictions = result.predictions
+    decision = result.decision
     found = predictions.probabilities
     if found is None or predictions.source.is_multi_label:
         return ""
     known = predictions.is_counted
     shares = calibrated(found[known], decision.temperature, has_several=False)
     points = risk_by_coverage(shares.amax(1), predictions.is_correct[known])
-    chart = charts.line_chart(
-        "Errors among the predicted, by their share of the images",
+    chart = report.charts.line_chart(
+        "Errors by the share of images predicted",
         {"errors": [(100 * coverage, 100 * error) for coverage, error in points]},
         unit="%",
         low=0,
