@@ -35,7 +35,7 @@ ANIMALS = ("ant", "bee", "cow", "dog")
 HEADS = ["class", "recall", "precision", "F1", "average precision", "images"]
 
 
-def page(folder, answers, rows=ROWS, warnings=(), labels=MIXED, ended=None, **knobs):
+def page(folder, answers, rows=ROWS, warnings=(), labels=MIXED, *, ended=None, **knobs):
     """The page of a run that logged `rows` and `warnings`, and came to `answers`.
 
     `ended` has the fields of the `Result` of a run that has ended.
@@ -136,7 +136,8 @@ def test_at_the_end_classes_with_the_lowest_recall_have_examples_right_and_misse
     right = "dog 25.0% "  # each of the generated answers has this share of its true class
     missed = "{} 75.0% bee 25.0% "
     assert f"dog: 1 of 2 {right}bee 75.0% {right}bee: 6 of 10 {4 * 'bee 25.0% '}" in examples
-    assert f"{missed.format('cow')}{3 * missed.format('ant')}ant: 8 of 8 {4 * 'ant 25.0% '}" in examples
+    rest = f"ant: 8 of 8 {4 * 'ant 25.0% '}"
+    assert f"{missed.format('cow')}{3 * missed.format('ant')}{rest}" in examples
     assert "cow: " not in examples
     several = page(tmp_path, predictions_of_several(ANIMALS[:3]), ended={})
     said = " ".join(" ".join(several.words).split())
