@@ -138,6 +138,13 @@ def test_nothing_is_left_outside_the_new_folder(monkeypatch, here):
     assert not [*here.glob("HOME/*"), *here.glob("TMPDIR/*")]
 
 
+def test_the_last_line_has_the_folder_as_it_was_asked_for(here, capsys):
+    assert cli.main(["--no-input", "--output-dir", "output"]) == 0
+    said = "output/image-classifier is ready: cd output/image-classifier && make train\n"
+    assert capsys.readouterr().out == said
+    assert (here / "output/image-classifier/train.py").exists()
+
+
 def test_the_version_is_the_one_that_projects_name(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--version"])

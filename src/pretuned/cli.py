@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = _read_answers(options.answers, questions)
         check(given)
-        folder = _render(given, options.output_dir, no_input=options.no_input)
+        made = _render(given, options.output_dir, no_input=options.no_input)
     except FailedHookException:
         return 2  # the hook has said why
     except (RefusedError, CookiecutterException, OSError) as error:
@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, EOFError):
         print("\nERROR: no project was made: the questions were not answered", file=sys.stderr)
         return 130
+    folder = options.output_dir / made.name
     print(f"{folder} is ready: cd {folder} && make train")
     return 0
 
