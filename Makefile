@@ -14,13 +14,14 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUFF_NO_CACHE := true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test faults figures format environment clean
+.PHONY: help demo test faults figures notebook format environment clean
 
 help:
 	@echo 'make demo      make a project in $(DEMO) and train it'
 	@echo 'make test      run ruff, the import contract, and all tests'
 	@echo 'make faults    inject every fault of docs/faults.md; half an hour on 2 cores'
 	@echo 'make figures   write the figures of README.md and docs/ from benchmarks/results/'
+	@echo 'make notebook  execute docs/first_project.ipynb, and keep its outputs; needs chromium'
 	@echo 'make format    let ruff fix and format the code'
 	@echo 'make clean     remove what was built; VENV stays'
 	@echo
@@ -46,6 +47,9 @@ faults: $(INSTALLED)
 
 figures: $(INSTALLED)
 	$(BIN)/python benchmarks/figures.py
+
+notebook: $(INSTALLED)
+	$(BIN)/python docs/first_project.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix
