@@ -351,14 +351,21 @@ def figure(words: str) -> str:
 
     With `, mean` it is mean ± deviation, with `, range` median (lowest to highest) or its interval.
 
-    The name of a result alone is its machine and date, and says if it is stale.
+    The name of a result alone is its machine and date, and says if it is stale. Of faults,
+    `faults, promises` is how many were kept, and `faults, FAULT, tries` how often the first one
+    whose description begins with FAULT was injected.
     """
     name, *place = words.split(", ")
     result = record.load(name)
     if not place:
         stale = record.staleness(result)
         return f"{record.machine_text(result)}, {result['date']}" + f"; **{stale}**" * bool(stale)
+    if place == ["promises"]:
+        return promises(result)
     contender, key, *kind = place
+    if "faults" in result:
+        row = next(row for row in result["faults"] if row["fault"].startswith(contender))
+        return f"{row[key]:,}"
     found = result["measured"][contender][key]
     if kind == ["mean"]:
         return record.cell({key: found[key] for key in ("mean", "deviation")})
