@@ -134,14 +134,19 @@ def staleness(result: Result) -> str:
     return ""
 
 
-def section(result: Result) -> str:
-    """A result in Markdown: a table of all numbers, what was asked for, and the circumstances."""
+def findings(result: Result) -> str:
+    """A result in Markdown: a table of all numbers, and the goals."""
     parts = [f"## {result['title']}", result["about"]]
     if result["measured"]:
         parts.append(numbers_table(result["measured"]))
     lines = [goal_line(goal) for goal in result["goals"]]
     lines += [f"- not measured: {name}: {why}" for name, why in result["failures"].items()]
     parts += ["\n".join(lines)] * bool(lines)
+    return "\n\n".join(parts)
+
+
+def section(result: Result) -> str:
+    """A result in Markdown, with its circumstances."""
     rounds, seconds, load = (result[key] for key in ("rounds", "seconds", "load"))
     facts = {
         "command": f"`{result['command']}`",
@@ -151,11 +156,11 @@ def section(result: Result) -> str:
         "memory, GB": result["machine"]["memory_gb"],
         "load before": load is not None and f"{load} of {result['machine']['cores']} cores",
         "system": result["machine"]["system"],
-        "libraries": ", ".join(f"{name} {number}" for name, number in result["versions"].items()),
+        "libraries": libraries_text(result),
         "commit": result["commit"],
     }
-    parts.append("\n".join(f"- {name}: {fact}" for name, fact in facts.items() if fact))
-    return "\n\n".join(parts)
+    lines = (f"- {name}: {fact}" for name, fact in facts.items() if fact)
+    return f"{findings(result)}\n\n" + "\n".join(lines)
 
 
 def numbers_table(measured: dict[str, dict[str, Any]]) -> str:
@@ -202,11 +207,11 @@ def number(value: float, like: float | None = None) -> str:
 
 
 def goal_line(goal: dict[str, Any]) -> str:
-    """What was asked for, and what came out."""
+    """A goal, and what was measured."""
     if goal["reached"] is None:
-        return f"- {goal['what']}: not measured ({goal['asked']} is asked for)"
+        return f"- {goal['what']}: not measured; goal {goal['asked']}"
     reached = "reached" if goal["reached"] else "not reached"
-    return f"- {goal['what']}: **{cell(goal)}**, {goal['asked']} is asked for: {reached}"
+    return f"- {goal['what']}: **{cell(goal)}**; goal {goal['asked']}: {reached}"
 
 
 def machine_text(result: Result) -> str:
@@ -218,6 +223,11 @@ def machine_text(result: Result) -> str:
     cores = f"{machine['cores']} core{'s' * (machine['cores'] != 1)}"
     shown = f"{cores} of {machine['cpu'].replace('(R)', '')} ({widest})"
     return ", ".join(filter(None, [shown, machine["gpu"]]))
+
+
+def libraries_text(result: Result) -> str:
+    """The versions of the libraries."""
+    return ", ".join(f"{name} {number}" for name, number in result["versions"].items())
 
 
 def machine() -> dict[str, Any]:
