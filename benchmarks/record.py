@@ -196,7 +196,8 @@ def cell(found: dict[str, float]) -> str:
     shown = {key: number(found[key]) for key in ("median", "lowest", "highest") if key in found}
     if len(set(shown.values())) == 1:
         return shown["median"]
-    return f"{shown['median']} ({shown['lowest']} to {shown['highest']})"
+    dash = " to " if "-" in shown["lowest"] else "\u2013"
+    return f"{shown['median']} ({shown['lowest']}{dash}{shown['highest']})"
 
 
 def number(value: float, like: float | None = None) -> str:
