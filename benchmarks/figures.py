@@ -439,7 +439,7 @@ def compared(name: str) -> str:
     facts = f"{record.machine_text(result)}, {result['date']}, `{result['command']}`"
     parts = [f"{result['about']} {facts}{f'; **{stale}**' * bool(stale)}."]
     parts += [record.numbers_table(result["measured"])]
-    parts += ["\n".join(map(record.goal_line, result["goals"]))] * bool(result["goals"])
+    parts += ["\n".join(record.goal_lines(result["goals"]))] * bool(result["goals"])
     return "\n\n".join(parts)
 
 

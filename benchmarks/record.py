@@ -139,7 +139,7 @@ def findings(result: Result) -> str:
     parts = [f"## {result['title']}", result["about"]]
     if result["measured"]:
         parts.append(numbers_table(result["measured"]))
-    lines = [goal_line(goal) for goal in result["goals"]]
+    lines = goal_lines(result["goals"])
     lines += [f"- not measured: {name}: {why}" for name, why in result["failures"].items()]
     parts += ["\n".join(lines)] * bool(lines)
     return "\n\n".join(parts)
@@ -174,7 +174,8 @@ def numbers_table(measured: dict[str, dict[str, Any]]) -> str:
     rows = []
     for name, row in measured.items():
         cells = [cell(row[key]) if key in row else "" for key in alone]
-        ratios = [f"{cell(row[key])} x {key.partition(' x ')[2]}" for key in row if " x " in key]
+        others = [key for key in row if " x " in key and not key.endswith(f" x {name}")]
+        ratios = [f"{cell(row[key])} x {key.partition(' x ')[2]}" for key in others]
         rows.append([name, *cells, *["; ".join(ratios)] * bool(relative)])
     heads = alone + [f"{' and '.join(relative)}, relative"] * bool(relative)
     heads = ["", *(head.replace("_", " ") for head in heads)]
@@ -207,12 +208,20 @@ def number(value: float, like: float | None = None) -> str:
     return f"{float(f'{value:.4g}') if shown >= 1000 else value:,.{max(0, digits)}f}"
 
 
-def goal_line(goal: dict[str, Any]) -> str:
-    """A goal, and what was measured."""
-    if goal["reached"] is None:
-        return f"- {goal['what']}: not measured; goal {goal['asked']}"
-    reached = "reached" if goal["reached"] else "not reached"
-    return f"- {goal['what']}: **{cell(goal)}**; goal {goal['asked']}: {reached}"
+def goal_lines(goals: Iterable[dict[str, Any]]) -> list[str]:
+    """A line for each goal: whether it was reached, and what was measured, of all that have it."""
+    found: dict[tuple[str, str, bool | None], list[str]] = {}
+    for goal in goals:
+        name, _, what = goal["what"].rpartition(": ")
+        shown = "" if goal["reached"] is None else f" **{cell(goal)}**"
+        found.setdefault((what, goal["asked"], goal["reached"]), []).append(
+            f"{name}{shown}".strip()
+        )
+    ends = {True: "reached", False: "not reached", None: "not measured"}
+    return [
+        f"- {what}, goal {asked}: {ends[reached]}, {', '.join(shown)}".removesuffix(", ")
+        for (what, asked, reached), shown in found.items()
+    ]
 
 
 def machine_text(result: Result) -> str:
