@@ -5,6 +5,7 @@
 
 import contextlib
 import io
+import json
 import re
 from functools import cache
 
@@ -153,6 +154,15 @@ def test_the_guide_lists_every_tool_and_links_to_its_page():
     assert len(rows) == len(names)
     for name, link in names.items():
         assert (GUIDE.parent / link).resolve() == PACKAGE / "tools" / name / "README.md"
+
+
+def test_the_page_of_questions_has_the_tools_of_each_size_and_every_question():
+    page = PAGES["docs/make_a_project.md"]
+    for size in ("few", "usual"):
+        names = sorted(name.replace("_", "-") for name in tools.chosen(PROJECT, size))
+        assert f"{size}: {', '.join(names)};" in page
+    questions = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
+    assert {name for name in questions if name[0] != "_" and f"`{name}`" not in page} == set()
 
 
 def words_of(text):
