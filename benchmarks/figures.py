@@ -339,14 +339,7 @@ def all_faults() -> str:
     """docs/faults.md: what was injected, how often, and what came of it."""
     result = record.load("faults")
     rows = [
-        (
-            row["fault"],
-            f"{row['tries']:,}",
-            row["promise"],
-            row["verdict"],
-            row["seen"],
-            f"{row['seconds']} s",
-        )
+        (row["fault"], f"{row['tries']:,}", row["promise"], row["verdict"], row["seen"])
         for row in result["faults"]
     ]
     stale = record.staleness(result)
@@ -354,8 +347,8 @@ def all_faults() -> str:
         "# Faults",
         "Each row is a fault that was injected for real into the generated project: processes\n"
         "were killed and stopped, disks were full, files were damaged. `make faults` makes\n"
-        "this table anew; a few tries of most rows are part of `make test`.",
-        table(("fault", "tries", "promise", "", "seen", "took"), rows, numbers=False),
+        "this table again; a few tries of most rows are part of `make test`.",
+        table(("fault", "tries", "promise", "", "seen"), rows, numbers=False),
         f"{promises(result)}.",
         f"`{result['command']}`, {result['date']}, commit {result['commit']}: "
         f"{clock(result['seconds'])} minutes on {record.machine_text(result)}; "
