@@ -23,8 +23,10 @@ FIGURE = re.compile(r"(<!-- figure: (.+?) -->).*?(<!-- /figure -->)")
 SPLIT = record.PROJECT / "docs" / "model_parallel.md"
 SPLIT_MARKS = "<!-- measured -->", "<!-- /measured -->"
 ARTICLES = "articles.md", "articles.ko.md"
-SCALE = "scale", "search", "model_parallel"  # results whose tables docs/scale.md has
+SCALE = "scale", "search"  # results whose tables docs/scale.md has
+ELSEWHERE = *SCALE, "model_parallel", "faults"  # results that docs/measured.md leaves to others
 MISSING = "not measured yet"
+RANGES = r" Medians \(lowest to highest\)(; ratios are taken within a round)?\."  # said once a page
 
 # Preset, task, and which contender of which result.
 REACHED = [
@@ -65,16 +67,28 @@ NOT_REACHED = [
 ]
 
 
+def with_torch(result: Result) -> str:
+    """The machine of a result, and its version of torch."""
+    torch = result["versions"]["torch"].partition("+")[0]
+    return f"{record.machine_text(result)}; torch {torch}"
+
+
+def with_libraries(result: Result) -> str:
+    """The machine of a result, its memory, and all libraries."""
+    memory = f"{result['machine']['memory_gb']} GB"
+    return "; ".join((record.machine_text(result), memory, record.libraries_text(result)))
+
+
 class Machines:
     """Machines by letters, and a line for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: Callable[[Result], str] = with_torch) -> None:
+        self.text = text
         self.letters: dict[str, str] = {}
 
     def cell(self, result: Result) -> str:
         """Where and when something was measured, and whether it is stale."""
-        torch = result["versions"]["torch"].partition("+")[0]
-        machine = f"{record.machine_text(result)}; torch {torch}"
+        machine = self.text(result)
         letter = self.letters.setdefault(machine, chr(ord("A") + len(self.letters)))
         stale = record.staleness(result)
         return f"{letter}, {result['date']}" + f"; **{stale}**" * bool(stale)
@@ -258,7 +272,7 @@ def gpu(result: Result) -> str:
 # What was measured, in which result, and what it says.
 MEASURED: list[tuple[str, str, Callable[[Result], str]]] = [
     ("photographs, 2 workers: CPU time per image", "loaders", loaders),
-    ("32 x 32 images in memory, augmented and normalised", "resident", resident),
+    ("32 x 32 images in memory, augmented and normalized", "resident", resident),
     ("224 x 224 photographs: CPU time per image of a policy", "policies", policies),
     ("ResNet-18, 128 pixels, photographs, whole training", "training", training),
     ("ResNet-50, 224 pixels, compiled, on a GPU", "training-cuda", training_on_gpu),
@@ -303,31 +317,29 @@ def promises(result: Result) -> str:
 
 def all_measured() -> str:
     """docs/measured.md: every result but the faults, with all of its numbers."""
+    machines = Machines(with_libraries)
     parts = [
         "# What was measured",
-        "Every comparison that `benchmarks/` made, with its machine and its command. "
+        "Every comparison of `benchmarks/`, with command, rounds, [machine](#machines) and date; "
+        "several processes are in [scale.md](scale.md), faults in [faults.md](faults.md). "
+        "Numbers are medians (lowest to highest), ratios within a round, unless a text says else. "
         "`python benchmarks/figures.py` writes this page from `benchmarks/results/`.",
     ]
     for name in sorted(path.stem for path in record.RESULTS.glob("*.json")):
         result = record.load(name)
-        if "faults" not in result:
-            stale = record.staleness(result)
-            parts += [record.section(result), f"**Stale: {stale}.**" * bool(stale)]
-    return "\n\n".join(filter(None, parts)) + "\n"
+        if name not in ELSEWHERE:
+            times = f"{result['rounds']} round{'s' * (result['rounds'] != 1)}"
+            facts = f"`{result['command']}`, {times}; {machines.cell(result)}"
+            findings = re.sub(RANGES, "", record.findings(result), count=1)
+            parts += [findings, facts]
+    return "\n\n".join([*parts, "## Machines", machines.lines()]) + "\n"
 
 
 def all_faults() -> str:
     """docs/faults.md: what was injected, how often, and what came of it."""
     result = record.load("faults")
     rows = [
-        (
-            row["fault"],
-            f"{row['tries']:,}",
-            row["promise"],
-            row["verdict"],
-            row["seen"],
-            f"{row['seconds']} s",
-        )
+        (row["fault"], f"{row['tries']:,}", row["promise"], row["verdict"], row["seen"])
         for row in result["faults"]
     ]
     stale = record.staleness(result)
@@ -335,12 +347,12 @@ def all_faults() -> str:
         "# Faults",
         "Each row is a fault that was injected for real into the generated project: processes\n"
         "were killed and stopped, disks were full, files were damaged. `make faults` makes\n"
-        "this table anew; a few tries of most rows are part of `make test`.",
-        table(("fault", "tries", "promise", "", "seen", "took"), rows, numbers=False),
+        "this table again; a few tries of most rows are part of `make test`.",
+        table(("fault", "tries", "promise", "", "seen"), rows, numbers=False),
         f"{promises(result)}.",
         f"`{result['command']}`, {result['date']}, commit {result['commit']}: "
         f"{clock(result['seconds'])} minutes on {record.machine_text(result)}; "
-        + ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+        + record.libraries_text(result)
         + f". **Stale: {stale}.**" * bool(stale),
     ]
     return "\n\n".join(parts) + "\n"
@@ -351,14 +363,21 @@ def figure(words: str) -> str:
 
     With `, mean` it is mean ± deviation, with `, range` median (lowest to highest) or its interval.
 
-    The name of a result alone is its machine and date, and says if it is stale.
+    The name of a result alone is its machine and date, and says if it is stale. Of faults,
+    `faults, promises` is how many were kept, and `faults, FAULT, tries` how often the first one
+    whose description begins with FAULT was injected.
     """
     name, *place = words.split(", ")
     result = record.load(name)
     if not place:
         stale = record.staleness(result)
         return f"{record.machine_text(result)}, {result['date']}" + f"; **{stale}**" * bool(stale)
+    if place == ["promises"]:
+        return promises(result)
     contender, key, *kind = place
+    if "faults" in result:
+        row = next(row for row in result["faults"] if row["fault"].startswith(contender))
+        return f"{row[key]:,}"
     found = result["measured"][contender][key]
     if kind == ["mean"]:
         return record.cell({key: found[key] for key in ("mean", "deviation")})
@@ -413,7 +432,7 @@ def compared(name: str) -> str:
     facts = f"{record.machine_text(result)}, {result['date']}, `{result['command']}`"
     parts = [f"{result['about']} {facts}{f'; **{stale}**' * bool(stale)}."]
     parts += [record.numbers_table(result["measured"])]
-    parts += ["\n".join(map(record.goal_line, result["goals"]))] * bool(result["goals"])
+    parts += ["\n".join(record.goal_lines(result["goals"]))] * bool(result["goals"])
     return "\n\n".join(parts)
 
 

@@ -7,10 +7,10 @@
     python benchmarks/loaders.py --pixels             # no timing: how far our pixels are from PIL's
 
 Everybody makes the same of a file: a random resized crop of the same range of areas, a flip for
-every other one, ImageNet's normalisation. Workers' start, the first batches and the end of the
+every other one, ImageNet's normalization. Workers' start, the first batches and the end of the
 stream lie outside of what is timed. CPU time is that of the process and all its workers. One table
-is of batches that are ready to train on (float32, normalised), the other of uint8 batches, as they
-are best handed to a GPU that normalises by itself: there each loader is told to leave that out.
+is of batches that are ready to train on (float32, normalized), the other of uint8 batches, as they
+are best handed to a GPU that normalizes by itself: there each loader is told to leave that out.
 
 Prints and writes `results/loaders.json` (`loaders-<folder>.json` with `--root`).
 """
@@ -51,7 +51,7 @@ class Task:
     batch: int = 64
     min_area: float = 0.08
     workers: int = 2
-    ready: bool = True  # normalised float32, else uint8
+    ready: bool = True  # normalized float32, else uint8
     device: str = "cpu"  # where a loader puts its batches, if it does
 
 
@@ -121,7 +121,7 @@ def torchvision_v2(task: Task) -> Batches:
 
 
 def timm_loader(task: Task, prefetcher: bool = True) -> Batches:
-    """The loader that timm's train.py makes; without colour jitter, which nobody else has here.
+    """The loader that timm's train.py makes; without color jitter, which nobody else has here.
 
     https://github.com/huggingface/pytorch-image-models/blob/main/train.py
     """
@@ -142,12 +142,12 @@ def timm_loader(task: Task, prefetcher: bool = True) -> Batches:
         device=torch.device(task.device),
         use_prefetcher=prefetcher,
     )
-    # Its prefetcher takes uint8 batches from the workers, and normalises them in this process.
+    # Its prefetcher takes uint8 batches from the workers, and normalizes them in this process.
     return endless(loader if task.ready else loader.loader)
 
 
 def timm_no_prefetcher(task: Task) -> Batches:
-    """The same with `--no-prefetcher`: normalised in the workers."""
+    """The same with `--no-prefetcher`: normalized in the workers."""
     return timm_loader(task, prefetcher=False)
 
 
@@ -192,7 +192,7 @@ def shards(task: Task) -> list[str]:
     return sorted(map(str, folder.glob("*.tar")))
 
 
-def labelled_paths(task: Task) -> Iterator[tuple[str, int]]:
+def labeled_paths(task: Task) -> Iterator[tuple[str, int]]:
     """Files and labels in random order, without an end."""
     classes = sorted(path.name for path in (task.root / "train").iterdir())
     pairs = [
@@ -264,7 +264,7 @@ def run_pipeline(task: Task, decode: Callable, collate: Callable) -> Batches:
 
     pipeline = (
         PipelineBuilder()
-        .add_source(labelled_paths(task))
+        .add_source(labeled_paths(task))
         .pipe(decode, concurrency=task.workers)
         .aggregate(task.batch)
         .pipe(collate)
@@ -533,7 +533,7 @@ def main() -> None:
             f"Loaders alone: {what}, {size // 1000} kB each on average",
             f"{options.images:,} images per round; 2 workers, batches of 64, random crops of at "
             f"least {options.min_area:g} of the area to 224 x 224, flips. float32 batches are "
-            "normalised and ready to train on; uint8 batches are for a device that normalises. "
+            "normalized and ready to train on; uint8 batches are for a device that normalizes. "
             "Medians (lowest to highest); ratios are taken within a round.",
             record.measured(results, failures, goals(results)),
         )

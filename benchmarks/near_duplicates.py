@@ -61,7 +61,7 @@ CHANGES: dict[str, Callable[[Image.Image, random.Random], bytes]] = {
     "10 % cut off": lambda image, chance: jpeg(cropped(image, 0.10, chance)),
     "15 % cut off": lambda image, chance: jpeg(cropped(image, 0.15, chance)),
     "a quarter brighter": lambda image, _: jpeg(image.point(lambda value: min(255, value * 1.25))),
-    "grey": lambda image, _: jpeg(image.convert("L")),
+    "gray": lambda image, _: jpeg(image.convert("L")),
 }
 
 GENERATED: dict[str, Callable[[int], Image.Image]] = {

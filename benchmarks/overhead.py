@@ -10,7 +10,7 @@ called as it is, with the settings that it comes with: progress lines, `metrics.
 It is stopped on the way whenever it asks for a batch, which is where the bare loop takes its turn.
 Evaluation and saving come at the end, and are not timed.
 
-The bare loop does nothing but gather, normalise, forward, loss, backward, step, zero_grad.
+The bare loop does nothing but gather, normalize, forward, loss, backward, step, zero_grad.
 
 Prints and writes `results/overhead.json`.
 """
@@ -70,7 +70,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
 
 
 def build_config(options: argparse.Namespace, folder: Path) -> Any:  # noqa: ANN401 - a config
-    """A small network in float32, nothing but normalised images, and all that a run writes."""
+    """A small network in float32, nothing but normalized images, and all that a run writes."""
     steps = (options.blocks + 2) * BLOCK
     return house.build_config(
         epochs=steps / (COUNT // options.batch),

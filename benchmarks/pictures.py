@@ -16,7 +16,7 @@ GRAIN = 21
 
 
 def photograph(number: int, size: tuple[int, int] = PHOTO) -> Image.Image:
-    """Coloured noise of all scales; the same number gives the same image.
+    """Colored noise of all scales; the same number gives the same image.
 
     Its class, which is `number % CLASSES`, tints it, so that there is something to learn.
     """
@@ -25,7 +25,7 @@ def photograph(number: int, size: tuple[int, int] = PHOTO) -> Image.Image:
     pixels = np.zeros((height, width, 3), np.float32)
     for cells, strength in SCALES:
         noise = chance.normal(size=(cells * 3 // 4 + 1, cells + 1, 3)).astype(np.float32)
-        noise = 0.4 * noise + 0.8 * noise[..., :1]  # light differs more than colour
+        noise = 0.4 * noise + 0.8 * noise[..., :1]  # light differs more than color
         planes = [Image.fromarray(noise[..., channel]).resize(size) for channel in range(3)]
         pixels += strength * np.stack(planes, axis=2)
     tint = np.random.default_rng(number % CLASSES).normal(size=3) * 25

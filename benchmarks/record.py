@@ -134,14 +134,19 @@ def staleness(result: Result) -> str:
     return ""
 
 
-def section(result: Result) -> str:
-    """A result in Markdown: a table of all numbers, what was asked for, and the circumstances."""
+def findings(result: Result) -> str:
+    """A result in Markdown: a table of all numbers, and the goals."""
     parts = [f"## {result['title']}", result["about"]]
     if result["measured"]:
         parts.append(numbers_table(result["measured"]))
-    lines = [goal_line(goal) for goal in result["goals"]]
+    lines = goal_lines(result["goals"])
     lines += [f"- not measured: {name}: {why}" for name, why in result["failures"].items()]
     parts += ["\n".join(lines)] * bool(lines)
+    return "\n\n".join(parts)
+
+
+def section(result: Result) -> str:
+    """A result in Markdown, with its circumstances."""
     rounds, seconds, load = (result[key] for key in ("rounds", "seconds", "load"))
     facts = {
         "command": f"`{result['command']}`",
@@ -151,11 +156,11 @@ def section(result: Result) -> str:
         "memory, GB": result["machine"]["memory_gb"],
         "load before": load is not None and f"{load} of {result['machine']['cores']} cores",
         "system": result["machine"]["system"],
-        "libraries": ", ".join(f"{name} {number}" for name, number in result["versions"].items()),
+        "libraries": libraries_text(result),
         "commit": result["commit"],
     }
-    parts.append("\n".join(f"- {name}: {fact}" for name, fact in facts.items() if fact))
-    return "\n\n".join(parts)
+    lines = (f"- {name}: {fact}" for name, fact in facts.items() if fact)
+    return f"{findings(result)}\n\n" + "\n".join(lines)
 
 
 def numbers_table(measured: dict[str, dict[str, Any]]) -> str:
@@ -169,7 +174,8 @@ def numbers_table(measured: dict[str, dict[str, Any]]) -> str:
     rows = []
     for name, row in measured.items():
         cells = [cell(row[key]) if key in row else "" for key in alone]
-        ratios = [f"{cell(row[key])} x {key.partition(' x ')[2]}" for key in row if " x " in key]
+        others = [key for key in row if " x " in key and not key.endswith(f" x {name}")]
+        ratios = [f"{cell(row[key])} x {key.partition(' x ')[2]}" for key in others]
         rows.append([name, *cells, *["; ".join(ratios)] * bool(relative)])
     heads = alone + [f"{' and '.join(relative)}, relative"] * bool(relative)
     heads = ["", *(head.replace("_", " ") for head in heads)]
@@ -191,7 +197,8 @@ def cell(found: dict[str, float]) -> str:
     shown = {key: number(found[key]) for key in ("median", "lowest", "highest") if key in found}
     if len(set(shown.values())) == 1:
         return shown["median"]
-    return f"{shown['median']} ({shown['lowest']} to {shown['highest']})"
+    dash = " to " if "-" in shown["lowest"] else "\u2013"
+    return f"{shown['median']} ({shown['lowest']}{dash}{shown['highest']})"
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -201,12 +208,20 @@ def number(value: float, like: float | None = None) -> str:
     return f"{float(f'{value:.4g}') if shown >= 1000 else value:,.{max(0, digits)}f}"
 
 
-def goal_line(goal: dict[str, Any]) -> str:
-    """What was asked for, and what came out."""
-    if goal["reached"] is None:
-        return f"- {goal['what']}: not measured ({goal['asked']} is asked for)"
-    reached = "reached" if goal["reached"] else "not reached"
-    return f"- {goal['what']}: **{cell(goal)}**, {goal['asked']} is asked for: {reached}"
+def goal_lines(goals: Iterable[dict[str, Any]]) -> list[str]:
+    """A line for each goal: whether it was reached, and what was measured, of all that have it."""
+    found: dict[tuple[str, str, bool | None], list[str]] = {}
+    for goal in goals:
+        name, _, what = goal["what"].rpartition(": ")
+        shown = "" if goal["reached"] is None else f" **{cell(goal)}**"
+        found.setdefault((what, goal["asked"], goal["reached"]), []).append(
+            f"{name}{shown}".strip()
+        )
+    ends = {True: "reached", False: "not reached", None: "not measured"}
+    return [
+        f"- {what}, goal {asked}: {ends[reached]}, {', '.join(shown)}".removesuffix(", ")
+        for (what, asked, reached), shown in found.items()
+    ]
 
 
 def machine_text(result: Result) -> str:
@@ -218,6 +233,11 @@ def machine_text(result: Result) -> str:
     cores = f"{machine['cores']} core{'s' * (machine['cores'] != 1)}"
     shown = f"{cores} of {machine['cpu'].replace('(R)', '')} ({widest})"
     return ", ".join(filter(None, [shown, machine["gpu"]]))
+
+
+def libraries_text(result: Result) -> str:
+    """The versions of the libraries."""
+    return ", ".join(f"{name} {number}" for name, number in result["versions"].items())
 
 
 def machine() -> dict[str, Any]:

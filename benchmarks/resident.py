@@ -5,7 +5,7 @@
     python benchmarks/resident.py --root FOLDER     # yours: FOLDER/train/<class>/, 32 x 32 pixels
     python benchmarks/resident.py --rounds 1 --seconds 2      # a quick look
 
-Everybody shifts each image by up to 4 pixels, mirrors every other one, and normalises: float32 out.
+Everybody shifts each image by up to 4 pixels, mirrors every other one, and normalizes: float32 out.
 `dataloader-pil` is what is usually written for CIFAR-10: a DataLoader with two workers, and PIL
 transforms for each image. `dataloader-v2` is the same with torchvision's v2 transforms on tensors.
 `ours` is what `train` does where images are resident: batches of `TrainData`, then `augment`.
@@ -160,7 +160,7 @@ def main() -> None:
     record.write(
         options.results / (f"resident-{what}.json" if options.root else "resident.json"),
         f"Small images in memory: {what}, batches of {BATCH}",
-        f"{options.seconds:g} s per round; crops after padding by {PAD}, flips, normalised float32 "
+        f"{options.seconds:g} s per round; crops after padding by {PAD}, flips, normalized float32 "
         "out. Medians (lowest to highest); ratios are taken within a round.",
         record.measured(
             results,

@@ -112,7 +112,8 @@ def test_a_wrong_word_says_which_are_right(argument, message, here, capsys):
 
 def test_every_command_that_makes_a_project_is_understood():
     pages = [
-        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/features.md")
+        (ROOT / name).read_text(encoding="utf-8")
+        for name in ("README.md", "docs/make_a_project.md")
     ]
     commands = re.findall(r"^uvx (--from \S+ )?pretuned\b(.*)", "\n".join(pages), re.MULTILINE)
     assert len(commands) >= 4

@@ -1,43 +1,195 @@
-"""The documents name files, tests, options and presets that are there."""
+"""What a page names is there: files, links, tests, commands, options, presets; pages are short.
 
+`pytest -s tests/test_documents.py` prints how many words each page has.
+"""
+
+import contextlib
+import io
+import json
 import re
+from functools import cache
 
 import pytest
-from conftest import PROJECT, ROOT
-from image_classifier.config import Config
-from image_classifier.runtime.command_line import all_presets, flags_of
+from conftest import PROJECT, ROOT, tracked_files
+from image_classifier.cli import commands
+from image_classifier.runtime.command_line import all_presets
+
+from pretuned_answers import tools
 
 PACKAGE = PROJECT / "src" / "image_classifier"
-FOLDERS = "benchmarks|data|docs|extensions|metrics|models|runtime"
-FOLDERS += "|src|tests|tools|tracking"  # that paths begin with
-GENERATED = {"measured.md", "faults.md"}
-PAGES = [
-    *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in GENERATED),
-    *sorted((PROJECT / "docs").glob("*.md")),
-    *(folder / name for folder in (ROOT, PROJECT) for name in ("README.md", "AGENTS.md")),
-    *sorted(PACKAGE.rglob("README.md")),
-]
-TEXTS = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in PAGES if path.exists()}
+GUIDE = PROJECT / "docs" / "guide.md"
+PAGES = {  # docs/notes is not here: notes tell what was found on their date
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted(PROJECT.glob("*.md")),
+        *sorted((PROJECT / "docs").glob("*.md")),
+        *sorted(PACKAGE.glob("tools/*/README.md")),
+    )
+}
+TEXTS = PAGES | {"benchmarks/README.md": (ROOT / "benchmarks/README.md").read_text("utf-8")}
+MOST_WORDS = 24_500  # of all pages but those of tools
+MOST_WORDS_OF_A_TOOL = 168  # on average
+
+FILE = r"`(?:\.\./)?([\w{}][\w{}./-]*?(?:/|\.(?:py|md|sh|ya?ml|toml|ipynb)))(?:::(\w[\w.]*))?`"
+WRITTEN = r"`([\w./-]+\.(?:json|jsonl|safetensors|pt|html|npy|png|pickle|csv|txt|db|xml|bin))`"
+SCRIPT = r"(?:python|torchrun [^`\n]*?)((?: -m)? (?:benchmarks|faults|docs/examples)\b[\w./]*)"
+SCRIPT += r"([^`\n#|]*)"
+TRAIN = r"(?:python|torchrun[^`\n]*?|--no-sync) train\.py([^`\n#|]*)"
+FLAG = r"(?<![\w-])--[a-z][\w.-]*\w"
+OF_USERS = "photos", "runs/", "images/", "mine.", "cat/", "predictions.csv"  # what a user has
+MADE = {"ray/", "confirm/", "tensorboard/", "trackio/", "wandb/"}  # by tools, in a run's folder
+SHORT = {"--pretrained"}  # of `--run.init-from pretrained`
+OF_OTHERS = """
+--backend-store-uri --durations --editable --fp16 --from --gpus-per-node --include-untracked
+--logdir --master-addr --max-restarts --maxShapes --minShapes --nnodes --no-sync --node-rank
+--nodes --onnx --optShapes --rdzv-backend --rm --saveEngine --tb
+"""  # options of torchrun, Slurm, uv, git, docker, MLflow, TensorBoard, TensorRT and pytest
 
 
-def found(path):
-    """The files or folders that a page calls by this path."""
-    places = (ROOT, PROJECT, PACKAGE, PACKAGE / "tools")
-    return [place / path for place in places if (place / path).exists()]
+@cache
+def files():
+    """All files and folders of the repository, behind a slash; a folder has one at its end, too."""
+    found = {f"/{path.as_posix()}" for path in tracked_files(ROOT)}
+    return found | {file[: slash.end()] for file in found for slash in re.finditer("/", file)}
+
+
+def resolved(name):
+    """The files or folders of the repository whose paths end so."""
+    return [file for file in files() if file.endswith(f"/{name}")]
+
+
+@cache
+def sources():
+    """The code of the package and of `pretuned`, as one text."""
+    paths = sorted([*PACKAGE.rglob("*.py"), *(ROOT / "src").rglob("*.py")])
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
+
+
+@cache
+def anchors(path):
+    """The anchors that the headings of a page have."""
+    heads = re.findall(r"(?m)^#+ (.+)$", path.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@cache
+def flags(verb):
+    """The options that a command has, as its help lists them."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        commands()[verb](["--help"])
+    return {*re.findall(FLAG, printed.getvalue())} | SHORT
+
+
+@cache
+def flags_of_scripts(folder):
+    """The options that the scripts in a folder define."""
+    text = "\n".join(path.read_text("utf-8") for path in sorted(folder.rglob("*.py")))
+    derived = (
+        {f"--{word}" for word in re.findall(r'"([a-z]\w*)"', text)} if 'f"--{' in text else set()
+    )
+    return {*re.findall(rf'"({FLAG})"', text)} | derived
 
 
 @pytest.mark.parametrize("page", TEXTS)
-def test_files_and_tests_that_a_page_names_are_there(page):
-    named = re.findall(rf"`((?:\.\./)?(?:{FOLDERS})/[\w/.]*\w/?)(?:::\w[\w.]*)?`", TEXTS[page])
-    assert [path for path in named if not found(path.removeprefix("../"))] == []
-    for path, test in re.findall(r"`(?:\.\./)?([\w/]+/test_\w+\.py)::(\w+)`", TEXTS[page]):
-        assert any(f"def {test}(" in file.read_text("utf-8") for file in found(path)), test
+def test_files_and_functions_that_a_page_names_are_there(page):
+    for name, inner in re.findall(FILE, TEXTS[page]):
+        if name in MADE or name.startswith(OF_USERS):
+            continue
+        found = resolved(name)
+        assert found, name
+        if inner:
+            defined = rf"(?m)^ *(def |class )?{inner.rpartition('.')[2]}\b"
+            assert any(re.search(defined, (ROOT / file[1:]).read_text("utf-8")) for file in found)
+    for name in re.findall(WRITTEN, TEXTS[page]):
+        known = name.startswith(OF_USERS) or "..." in name or re.search("[A-Z]", name)
+        assert known or resolved(name) or name.rpartition("/")[2] in sources(), name
 
 
 @pytest.mark.parametrize("page", TEXTS)
-def test_options_and_presets_that_a_page_names_are_there(page):
-    sections = "data|augment|model|optim|compute|run"
-    options = re.findall(rf"--((?:{sections})\.[a-z]+[\w-]*)", TEXTS[page])
-    assert {*options} - {*flags_of(Config)} == set()
-    presets = re.findall(r"\bpython train\.py +([a-z]\w+)", TEXTS[page])
-    assert {*presets} - {*all_presets()} <= {"flowers"}  # of timm's train.py
+def test_links_of_a_page_lead_somewhere(page):
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", TEXTS[page]):
+        name, _, anchor = link.replace("%7B", "{").replace("%7D", "}").partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), link
+        assert not anchor or anchor in anchors(path), link
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_commands_that_a_page_names_are_there_and_take_its_options(page):
+    called = re.findall(r"image-classifier ([a-z][a-z-]*)([^`\n#|]*)", TEXTS[page])
+    called += [("train", words) for words in re.findall(TRAIN, TEXTS[page])]
+    for verb, words in called:
+        assert verb in commands()
+        assert {*re.findall(FLAG, words)} <= flags(verb), verb
+        preset = re.match(r" +([a-z]\w+)", words)
+        assert verb != "train" or not preset or preset[1] in all_presets()
+    for target in re.findall(r"(?:`|^)make ([a-z]+)", TEXTS[page], re.MULTILINE):
+        makefiles = [(folder / "Makefile").read_text("utf-8") for folder in (ROOT, PROJECT)]
+        assert any(f"\n{target}:" in text for text in makefiles), target
+    for verb in re.findall(r"(?:`|^|uvx )pretuned ([a-z]+)", TEXTS[page], re.MULTILINE):
+        assert f'"{verb}"' in sources(), verb
+    for script, words in re.findall(SCRIPT, TEXTS[page]):
+        path = script.split()[-1]
+        places = [folder for folder in (ROOT, PROJECT) if (folder / path).exists()]
+        assert places, path
+        known = flags_of_scripts((places[0] / path).parent) | flags_of_scripts(ROOT / "faults")
+        assert {*re.findall(FLAG, words)} <= known | flags("train"), path
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_options_that_a_page_names_are_there(page):
+    known = {flag for verb in commands() for flag in flags(verb)} | {*OF_OTHERS.split()}
+    for folder in (ROOT / "benchmarks", ROOT / "faults", ROOT / "src", PROJECT / "docs"):
+        known |= flags_of_scripts(folder)
+    assert {*re.findall(FLAG, TEXTS[page])} - known == set()
+
+
+def test_the_guide_lists_every_tool_and_links_to_its_page():
+    rows = re.findall(r"(?m)^\| \[([a-z-]+)\]\((.+?)\) \| \S", GUIDE.read_text("utf-8"))
+    names = {name.replace("-", "_"): link for name, link in rows}
+    assert {*names} == {*tools.offered(PROJECT)}
+    assert len(rows) == len(names)
+    for name, link in names.items():
+        assert (GUIDE.parent / link).resolve() == PACKAGE / "tools" / name / "README.md"
+
+
+def test_the_page_of_questions_has_the_tools_of_each_size_and_every_question():
+    page = PAGES["docs/make_a_project.md"]
+    for size in ("few", "usual"):
+        names = sorted(name.replace("_", "-") for name in tools.chosen(PROJECT, size))
+        assert f"{size}: {', '.join(names)};" in page
+    questions = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
+    assert {name for name in questions if name[0] != "_" and f"`{name}`" not in page} == set()
+
+
+def words_of(text):
+    """How many words a reader meets: no comments, rules of tables or numbers alone."""
+    visible = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    return len(re.findall(r"\S*[^\W\d_]\S*", visible))
+
+
+def test_pages_are_short():
+    counts = {page: words_of(text) for page, text in PAGES.items()}
+    of_tools = [count for page, count in counts.items() if "/tools/" in page]
+    total = sum(counts.values())
+    for page, count in sorted(counts.items(), key=lambda row: -row[1]):
+        print(f"{count:6,} {page}")
+    print(f"{total:6,} in all, {total - counts['docs/articles.ko.md']:,} without the Korean page")
+    print(f"{total - sum(of_tools):6,} without the {len(of_tools)} pages of tools")
+    assert total - sum(of_tools) <= MOST_WORDS
+    assert sum(of_tools) <= MOST_WORDS_OF_A_TOOL * len(of_tools)
+    assert len(PAGES["docs/design.md"].split()) <= 2500
+
+
+def test_notes_say_first_that_nobody_keeps_them_up():
+    notes = sorted((ROOT / "docs" / "notes").glob("*.md"))
+    assert notes
+    for note in notes:
+        first = note.read_text(encoding="utf-8").partition("\n")[0]
+        assert re.fullmatch(
+            r"What was found by \d{4}-\d\d-\d\d\. This note is not kept up.*", first
+        )
+        assert note.name.startswith(re.search(r"\d{4}-\d\d", first)[0])

@@ -165,5 +165,5 @@ def test_every_tip_is_explained_on_the_page_and_another_is_a_mistake(capsys, ref
     sections = capsys.readouterr().out.split("\n## ")[1:]
     for section, (name, tip) in zip(sections, TIPS.items(), strict=True):
         assert section.startswith(f"{name}\n\n{summary(tip)}\n\n- Why: ")
-        assert all(f"\n- {word}: " in section for word in ("When it hurts", "Knob", "Source"))
+        assert all(f"\n- {word}: " in section for word in ("When it hurts", "Option", "Source"))
     assert refusal("bench", "smoke", "--rows", "num_worker").endswith("mean num_workers?\n")
