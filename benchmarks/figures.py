@@ -9,6 +9,7 @@ again, run the command that is listed. Needs no library: any Python from 3.11 on
 
 import argparse
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -86,21 +87,23 @@ class Machines:
         self.text = text
         self.letters: dict[str, str] = {}
 
+    def letter(self, result: Result) -> str:
+        """The letter of the machine on which something was measured."""
+        return self.letters.setdefault(self.text(result), chr(ord("A") + len(self.letters)))
+
     def cell(self, result: Result) -> str:
         """Where and when something was measured, and whether it is stale."""
-        machine = self.text(result)
-        letter = self.letters.setdefault(machine, chr(ord("A") + len(self.letters)))
         stale = record.staleness(result)
-        return f"{letter}, {result['date']}" + f"; **{stale}**" * bool(stale)
+        return f"{self.letter(result)}, {result['date']}" + f"; **{stale}**" * bool(stale)
 
     def lines(self) -> str:
         """What the letters stand for."""
         return "\n".join(f"- {letter}: {machine}" for machine, letter in self.letters.items())
 
 
-def reached() -> str:
+def reached(machines: Machines) -> str:
     """What presets reach: a row for each."""
-    machines, rows = Machines(), []
+    rows = []
     for preset, task, name, contender in REACHED:
         result = find(name)
         found = result and result["measured"].get(contender)
@@ -117,10 +120,10 @@ def reached() -> str:
         rows.append((preset, task, top1, seeds, minutes, cpu, command, machines.cell(result)))
     rows += [(*row, "", "", "", "", "") for row in NOT_REACHED]
     heads = ("preset", "task", "top-1, %", "seeds", "minutes", "CPU minutes", "command", "measured")
-    return f"{table(heads, rows, numbers=False)}\n\n{machines.lines()}"
+    return table(heads, rows, numbers=False)
 
 
-def transferred() -> str:
+def transferred(machines: Machines) -> str:
     """What pretrained weights reach, beside others: a row for each set and network."""
     result, rows = find("transfer"), []
     if result is None:
@@ -135,9 +138,8 @@ def transferred() -> str:
             row.append(number(found[f"{method}:{task}"]["cpu_minutes"]["median"]))
         rows.append([*row, number(found[f"finetune:{task}"]["first_seconds"]["median"])])
     heads = ("images", "weights", *METHODS, "CPU minutes", "fastai's", "seconds to the first")
-    machines = Machines()
     facts = f"`{result['command']}`, {result['rounds']} seeds; {machines.cell(result)}"
-    return f"{table(heads, rows)}\n\n{facts}\n\n{machines.lines()}"
+    return f"{table(heads, rows)}\n\n{facts}"
 
 
 def score(found: dict[str, float] | None) -> str:
@@ -158,11 +160,15 @@ def loaders(result: Result) -> str:
     )
     text = f"uint8 batches at {ours['cpu_ms x pil-v1']['median']:.2f} of what PIL and torchvision "
     text += f"v1 take for float32; prepared {jpeg:.2f} (JPEG), {raw:.2f} (raw)"
-    for key in ours:
-        peer = key.removeprefix("cpu_ms x ").removesuffix(":uint8")
-        if key.startswith("cpu_ms x ") and peer != "pil-v1":
-            text += f"; {ours[key]['median']:.2f} of the best peer, {peer}"
-    return text
+    peer = best_peer(ours)
+    ratio = ours[f"cpu_ms x {peer}:uint8"]["median"]
+    return f"{text}; {ratio:.2f} of the best peer, {peer}"
+
+
+def best_peer(ours: dict[str, Any]) -> str:
+    """The fastest of the other loaders of uint8 batches, to which ours is compared."""
+    names = (key.removeprefix("cpu_ms x ").removesuffix(":uint8") for key in ours if " x " in key)
+    return next(name for name in names if name != "pil-v1")
 
 
 def resident(result: Result) -> str:
@@ -247,7 +253,7 @@ def memory(result: Result) -> str:
 
 def faults(result: Result) -> str:
     """How many promises were kept."""
-    return f"{promises(result)} ([table](docs/faults.md))"
+    return f"{promises(result)} ([table](faults.md))"
 
 
 def suites(result: Result) -> str:
@@ -270,7 +276,7 @@ def gpu(result: Result) -> str:
 
 
 # What was measured, in which result, and what it says.
-MEASURED: list[tuple[str, str, Callable[[Result], str]]] = [
+SUMMARY: list[tuple[str, str, Callable[[Result], str]]] = [
     ("photographs, 2 workers: CPU time per image", "loaders", loaders),
     ("32 x 32 images in memory, augmented and normalized", "resident", resident),
     ("224 x 224 photographs: CPU time per image of a policy", "policies", policies),
@@ -285,16 +291,89 @@ MEASURED: list[tuple[str, str, Callable[[Result], str]]] = [
 ]
 
 
-def measured() -> str:
-    """What was measured: a row for each result that the README names."""
-    machines, rows = Machines(), []
-    for what, name, says in MEASURED:
+def summary(machines: Machines) -> str:
+    """The results in a line each."""
+    rows = []
+    for what, name, says in SUMMARY:
         result = find(name)
         if result is None:
             rows.append((what, MISSING, "", ""))
         else:
             rows.append((what, says(result), f"`{result['command']}`", machines.cell(result)))
     heads = ("what", "result", "command", "measured")
+    return table(heads, rows, numbers=False)
+
+
+def photographs_to_batches() -> tuple[str, Result]:
+    """CPU time per photograph, beside the best peer and torchvision."""
+    result = record.load("loaders")
+    found = result["measured"]
+    ours = found["ours:uint8"]
+    times = {name: number(row["cpu_ms"]["median"]) for name, row in found.items()}
+    peer = best_peer(ours)
+    rows = (("", "ours:uint8"), (f"{peer} ", f"{peer}:uint8"))
+    rows += (("timm ", "timm:uint8"), ("torchvision ", "torchvision-v2:uint8"))
+    text = ", ".join(f"{name}{times[key]}" for name, key in rows)
+    return f"{text} ms of CPU time per image", result
+
+
+def whole_training() -> tuple[str, Result]:
+    """Images per second of a whole training on a GPU."""
+    result = record.load("training-cuda")
+    names = {"ours-streamed": "", "timm": "timm ", "lightning": "Lightning "}
+    names |= {"examples": "pytorch/examples "}
+    found = result["measured"]
+    rates = [
+        f"{name}{number(found[key]['images_per_second']['median'])}" for key, name in names.items()
+    ]
+    return f"{', '.join(rates)} images/s", result
+
+
+def whole_training_on_cpu() -> tuple[str, Result]:
+    """Images per second of a whole training on a CPU."""
+    result = record.load("training")
+    return training(result).partition(";")[0].removeprefix("images/s: ours ") + " images/s", result
+
+
+def fine_tuning() -> tuple[str, Result]:
+    """Mean top-1 over the sets of photographs that all have."""
+    result = record.load("transfer")
+    found = result["measured"]
+    tasks = [name.partition(":")[2] for name in found if name.startswith("timm:")]
+    texts = []
+    for title, way in (("", "finetune"), ("fastai ", "fastai"), ("timm ", "timm")):
+        scores = [found[f"{way}:{task}"]["best_percent"]["mean"] for task in tasks]
+        texts.append(f"{title}{statistics.mean(scores):.1f}")
+    return f"{', '.join(texts)} % top-1, mean of {len(tasks)} sets", result
+
+
+def exact_resume() -> tuple[str, Result]:
+    """How often a run was killed, and what came of it."""
+    result = record.load("faults")
+    row = next(row for row in result["faults"] if row["fault"].startswith("`kill -9` of the whole"))
+    return f"{row['tries']} kills: {row['seen'].partition(';')[0]}", result
+
+
+# The rows of the README: what it is, and what says it.
+FIVE: list[tuple[str, Callable[[], tuple[str, Result]]]] = [
+    ("photographs to uint8 batches, 2 workers", photographs_to_batches),
+    ("ResNet-50 from JPEG files, one H200", whole_training),
+    ("ResNet-18 at 128 pixels on a CPU", whole_training_on_cpu),
+    ("fine-tuning on 150 photographs", fine_tuning),
+    ("`kill -9` at random moments, then resume", exact_resume),
+    ("faults injected for real", lambda: (promises(record.load("faults")), record.load("faults"))),
+]
+
+
+def five() -> str:
+    """The figures of the README, each with the machine, and the commit that was measured."""
+    machines = Machines()
+    rows = []
+    for what, says in FIVE:
+        text, result = says()
+        where = f"{machines.letter(result)}, {result['date']}, `{result['commit']}`"
+        rows.append((what, text, where))
+    heads = ("", "Pretuned first, then others", "machine, date, commit")
     return f"{table(heads, rows, numbers=False)}\n\n{machines.lines()}"
 
 
@@ -324,6 +403,19 @@ def all_measured() -> str:
         "several processes are in [scale.md](scale.md), faults in [faults.md](faults.md). "
         "Numbers are medians (lowest to highest), ratios within a round, unless a text says else. "
         "`python benchmarks/figures.py` writes this page from `benchmarks/results/`.",
+        "## In short",
+        summary(machines),
+        "## What presets reach",
+        "Accuracy on the validation images, mean ± standard deviation of single runs. With a few "
+        "hundred photographs, a difference of a few points may be chance.",
+        reached(machines),
+        "## What pretrained weights reach",
+        "The best evaluation on other images, in %: top-1 or, of the multi-label `scenes`, mean "
+        "average precision. All begin with the same weights, and learn from as many photographs as "
+        "`--images` says. `probe` and `finetune` are ours: the second begins with the first. "
+        "`logistic` is scikit-learn on frozen features, `fastai` is "
+        "`vision_learner(...).fine_tune(5)`, `timm` its train.py.",
+        transferred(machines),
     ]
     for name in sorted(path.stem for path in record.RESULTS.glob("*.json")):
         result = record.load(name)
@@ -394,9 +486,7 @@ def pages() -> dict[Path, str]:
     """Every page with figures, as it should be."""
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    blocks = {"reached": reached(), "transfer": transferred(), "measured": measured()}
-    for name, block in blocks.items():
-        text = placed(readme, text, [mark.format(name=name) for mark in MARKS], block)
+    text = placed(readme, text, [mark.format(name="five") for mark in MARKS], five())
     docs = ROOT / "docs"
     whole = {docs / "measured.md": all_measured(), docs / "faults.md": all_faults()}
     block = compared("model_parallel")

@@ -135,7 +135,9 @@ def test_commands_that_a_page_names_are_there_and_take_its_options(page):
         path = script.split()[-1]
         places = [folder for folder in (ROOT, PROJECT) if (folder / path).exists()]
         assert places, path
-        known = flags_of_scripts((places[0] / path).parent) | flags_of_scripts(ROOT / "faults")
+        place = places[0] / path
+        known = flags_of_scripts(place if place.is_dir() else place.parent)
+        known |= flags_of_scripts(ROOT / "faults")
         assert {*re.findall(FLAG, words)} <= known | flags("train"), path
 
 

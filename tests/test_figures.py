@@ -32,10 +32,11 @@ def test_the_pages_have_the_figures_of_the_results():
     assert [path.name for path, _ in figures.differing()] == []
 
 
-@pytest.mark.parametrize("title", ["What presets reach", "What was measured"])
-def test_no_figure_of_the_readme_is_written_by_hand(title):
+def test_no_figure_of_the_readme_is_written_by_hand():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = re.search(rf"^## {title}\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL)[1]
+    section = re.search(r"^## Measured, not promised\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL)[
+        1
+    ]
     by_hand = re.sub(r"<!-- figures: .*?<!-- /figures -->", "", section, flags=re.DOTALL)
     assert len(by_hand) < len(section)
     assert not re.findall(r".*\d.*", by_hand)
