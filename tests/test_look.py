@@ -18,6 +18,7 @@ from image_classifier.tasks import TASKS, ImageResult
 from image_classifier.tools.calibration.observer import build_section
 from image_classifier.tools.report import charts
 from image_classifier.tools.report.page import write_page
+from image_classifier.tools.search.coordinates import parallel_coordinates
 from image_classifier.tracking import Result
 from playwright.sync_api import sync_playwright
 
@@ -128,7 +129,7 @@ def test_charts_of_other_pages_can_be_read(browser, tmp_path):
     axes["top-1, %"] = [n / 3 for n in range(50)]
     runs = {f"{n:03}": [(float(m), 50 + n - 30 / (m + 1)) for m in range(9)] for n in range(50)}
     body = [
-        charts.parallel_coordinates("Knobs and result", axes, [*runs], 7),
+        parallel_coordinates("Knobs and result", axes, [*runs], 7),
         '<div class="charts">',
         charts.line_chart("Validation top-1", runs, unit="%", main="007"),
         charts.line_chart("loss", {"loss": [(lr, lr) for lr in lrs]}, x_label="rate", is_log=True),

@@ -10,7 +10,8 @@ import optuna
 from ...errors import FaultError
 from ...metrics import better, metric_number, metric_title, scale
 from ...runtime.console import printable
-from ..report.charts import PAGE, line_chart, parallel_coordinates
+from ..report.charts import PAGE, line_chart
+from .coordinates import parallel_coordinates
 from ..runs import saved_runs
 from .engines import Distributions, Knobs
 from .trial import RECORD, Row, evaluations, read_if_there
