@@ -15,12 +15,12 @@ from ...config import ComputeConfig
 from ...data import PathList
 from ...errors import FaultError, UserError
 from ...evaluate import predict_features, predict_logits
+from ...extensions import need_tool
 from ...runtime.console import Progress, printable, say
 from ...runtime.distributed import join_world
 from ...runtime.out_of_memory import smaller_batch_on_oom
 from .command import PredictOptions
 from .embeddings import Embeddings
-from .heat_maps import begin_heat_maps, write_heat_maps
 from .images import Images, list_files
 from .output import SEPARATOR, Output, check_out
 from .rows import ABSTAIN, Row, judge, unread
@@ -96,7 +96,7 @@ def begin(options: PredictOptions, files: PathList) -> Wanted:
     """What the options ask for; UserError if there is no way to write it."""
     explain = Path(options.explain) if options.explain else None
     if explain:
-        begin_heat_maps(explain, len(files))
+        need_tool("files", "explain", "--explain").open_folder(explain, len(files))
     embeddings = None
     if options.embeddings:
         embeddings = Embeddings(Path(options.embeddings), files, options.fresh)
@@ -129,7 +129,9 @@ def predictions(
             if index in images.errors:
                 rows[number] = unread(row, images.errors.pop(index))
         if wanted.explain:
-            write_heat_maps(wanted.explain, trained, batch.images, logits.argmax(1), rows, start)
+            heat = need_tool("files", "explain", "--explain")
+            classes = logits.argmax(1)
+            heat.write_pictures(wanted.explain, trained, batch.images, classes, rows, start)
         yield rows
 
 

@@ -11,8 +11,8 @@ from ...errors import FaultError
 from ...metrics import better, metric_number, metric_title, scale
 from ...runtime.console import printable
 from ..report.charts import PAGE, line_chart
-from .coordinates import parallel_coordinates
 from ..runs import saved_runs
+from .coordinates import parallel_coordinates
 from .engines import Distributions, Knobs
 from .trial import RECORD, Row, evaluations, read_if_there
 

@@ -20,11 +20,11 @@ from image_classifier.data import walk
 from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
 from image_classifier.models import build_model
-from image_classifier.tools.explain import heat
+from image_classifier.tools.explain import files, heat
 from image_classifier.train import train
 
 SIDE, SQUARE = 32, 8  # in pixels
-predict, galleries = find_tool("heat_maps", "predict"), find_tool("galleries", "report")
+predict, galleries = find_tool("predict", "predict"), find_tool("galleries", "report")
 VIT = find_tool("models", "imagenet")
 
 
@@ -212,7 +212,7 @@ def test_predict_writes_a_picture_for_each_image(tmp_path, photos, monkeypatch, 
     assert {path: path.read_bytes() for path in folder.glob("*.png")} == shown
     with Image.open(next(iter(shown))) as image:
         assert (image.mode, image.size) == ("RGB", (32, 32))
-    monkeypatch.setattr(predict, "MOST", 3)
+    monkeypatch.setattr(files, "MOST", 3)
     assert "of 3 at most: there are 6" in refusal(*words, *explain)
     monkeypatch.undo()
     assert "--explain '/proc/x'" in refusal(*words, "--explain", "/proc/x")

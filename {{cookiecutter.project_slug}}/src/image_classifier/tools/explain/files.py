@@ -3,6 +3,7 @@
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from torch import Tensor
@@ -10,21 +11,19 @@ from torch import Tensor
 from ...checkpoints import LoadedModel
 from ...data import NO_CLASS
 from ...errors import FaultError, UserError
-from ...extensions import need_tool
 from ...runtime.files import write_whole
-from .rows import Row
+from . import heat
 
 MOST = 1000  # pictures that somebody will look at
 UNSAFE = re.compile(r"[^\w.-]+")  # in the name of a file
 
 
-def begin_heat_maps(folder: Path, count: int) -> None:
+def open_folder(folder: Path, count: int) -> None:
     """Make the folder of `--explain`; a new one is marked, as its pictures are of no class.
 
     Raises:
         UserError: if that can't be done, or there are too many images.
     """
-    need_tool("heat", "explain", "--explain")
     if count > MOST:
         raise UserError(
             f"--explain writes a PNG for each image, of {MOST:,} at most: there are "
@@ -38,8 +37,13 @@ def begin_heat_maps(folder: Path, count: int) -> None:
         raise UserError(f"--explain {str(folder)!a}: {error.strerror}") from error
 
 
-def write_heat_maps(  # noqa: PLR0917 - what a picture shows, and its name
-    folder: Path, trained: LoadedModel, images: Tensor, classes: Tensor, rows: list[Row], first: int
+def write_pictures(  # noqa: PLR0917 - what a picture shows, and its name
+    folder: Path,
+    trained: LoadedModel,
+    images: Tensor,
+    classes: Tensor,
+    rows: list[dict[str, Any]],
+    first: int,
 ) -> None:
     """Write what the model looked at in each image of a batch that could be read.
 
@@ -48,9 +52,8 @@ def write_heat_maps(  # noqa: PLR0917 - what a picture shows, and its name
     Raises:
         FaultError: if a file can't be written.
     """
-    tool = need_tool("heat", "explain", "--explain")
-    heat = tool.heat_maps(trained.model, trained.normalize(images), classes)
-    pictures = tool.painted(images.permute(0, 2, 3, 1), heat).cpu().numpy()
+    maps = heat.heat_maps(trained.model, trained.normalize(images), classes)
+    pictures = heat.painted(images.permute(0, 2, 3, 1), maps).cpu().numpy()
     for number, (row, pixels) in enumerate(zip(rows, pictures, strict=True), first + 1):
         name = f"{number:04}-{UNSAFE.sub('_', Path(row['path']).stem)[:50]}.png"
         if not row["error"]:
