@@ -10,12 +10,21 @@ from .batch import Augmented, Batch, prefetched
 from .cache_folder import NO_CACHE, cache_folder
 from .crops import BOX_DRAWS, fit_square, mean_color, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files
-from .datasets.folder import ALL, NoLabelsError, find_folders
+from .datasets.folder import ALL, NoLabelsError, WrapperError, find_folders
 from .datasets.labels import Label, numbered
-from .datasets.layout import WrapperError
-from .datasets.listing import NO_CLASS, has_suffix, is_junk, walk
+from .datasets.listing import NO_CLASS, class_folders, has_suffix, is_junk, listing, show, walk
 from .datasets.map_style import to_pixels
-from .datasets.parts import ROLES, check_fold, choose_part, divide, find_name, look, part_of
+from .datasets.parts import (
+    ROLES,
+    check_fold,
+    choose_part,
+    divide,
+    find_name,
+    find_parts,
+    look,
+    part_of,
+    role_of,
+)
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
 from .decode import FORMATS, NPY_START, BadImageError, decode_image, unreadable

@@ -11,6 +11,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
   those of others; `take_file` turns a file that is named into flags.
 - `dataset.py` adds datasets by name: `DATASETS`, as in `data/datasets/`.
 - `labels.py` reads labels from a table, if the options name one: `find_dataset`, `check_files`.
+- `folders.py` checks folders of classes: `check_names`, `check_classes`, which returns warnings.
 - `division.py` changes which images of a dataset are for which split: `change_split`.
 - `source.py` changes a dataset: `without_quarantine` leaves out files, `with_prepared` has others.
 - `decoder.py` reads files that Pillow does not: `read_array`.

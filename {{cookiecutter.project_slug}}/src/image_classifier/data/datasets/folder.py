@@ -8,8 +8,9 @@ import torch
 
 from ...config import DataConfig
 from ...errors import UserError, did_you_mean
+from ...extensions import functions
 from ...runtime.console import some
-from .layout import check_classes, check_names, no_images, unused
+from ..decode import SUFFIXES
 from .listing import class_folders, has_suffix, is_junk, listing, show, walk
 from .parts import USUAL, check_fold, divide, find_name, find_parts, look, part_of, role_of
 from .paths import PathList
@@ -20,6 +21,10 @@ ALL = "all"  # in place of a split: the images of a folder without parts, also o
 
 class NoLabelsError(UserError):
     """A folder of images that has none of the classes."""
+
+
+class WrapperError(UserError):
+    """A folder that holds only the folder in which the classes are."""
 
 
 def folder(data: DataConfig, split: str) -> Source:
@@ -45,7 +50,8 @@ def folder(data: DataConfig, split: str) -> Source:
     train = parts.get("train") or own or root
     place = own or train
     classes = classes_in(train)
-    check_names(train, classes, is_root=train == root)
+    for check_names in functions("folders", "check_names"):
+        check_names(train, classes, is_root=train == root)
     folders = {name: name for name in classes}
     notes = []
     if place != train:
@@ -53,11 +59,7 @@ def folder(data: DataConfig, split: str) -> Source:
     others = {name: Counter() for name in classes}
     images = {name: images_of(place, folders[name], others[name]) for name in classes}
     if own is None and split != ALL:
-        lines = check_classes(place, images, others, is_root=len(parts) < 2)
-        if any(part.parent != root or part.name not in USUAL for part in parts.values()):
-            names = (f"{name}: {str(part.relative_to(root))!a}" for name, part in parts.items())
-            lines.insert(0, f"parts of the dataset: {', '.join(names)}")
-        notes += [*lines, *unused(root, place, parts)] * (split == "train")
+        notes += check_folders(root, place, parts, images, others) * (split == "train")
     paths = [path for found in images.values() for path in found]
     counts = torch.tensor([len(found) for found in images.values()])
     labels = torch.arange(len(classes)).repeat_interleave(counts)
@@ -158,3 +160,42 @@ def images_of(place: Path, name: bytes, others: Counter[str]) -> list[bytes]:
     skip = len(top) - len(name)
     found = walk(top, others) if os.path.isdir(top) else ()
     return [path[skip:].replace(os.fsencode(os.sep), b"/") for path in found]  # as on Linux
+
+
+def check_folders(
+    root: Path,
+    place: Path,
+    parts: dict[str, Path],
+    images: dict[bytes, list[bytes]],
+    others: dict[bytes, Counter[str]],
+) -> list[str]:
+    """Check that there are several classes with images each, and what tools know of such folders.
+
+    `images` are the files of each class in `place`, and `others` the suffixes of its other files.
+    Returns lines for the user.
+    """
+    lines = []
+    if any(part.parent != root or part.name not in USUAL for part in parts.values()):
+        names = (f"{name}: {str(part.relative_to(root))!a}" for name, part in parts.items())
+        lines.append(f"parts of the dataset: {', '.join(names)}")
+    for check_classes in functions("folders", "check_classes"):
+        lines += check_classes(root, place, parts, images, others)
+    for name, paths in images.items():
+        if not paths:
+            raise no_images(place, name, "train", others[name])
+    if len(images) == 1:
+        raise UserError(
+            f"{str(place)!a} has only one class, {show(*images)!r}: put the images of each class "
+            "into a folder of its own"
+        )
+    return lines
+
+
+def no_images(place: Path, name: bytes, split: str, others: Counter[str]) -> UserError:
+    """The error for a class without images; `others` has the suffixes of its files."""
+    why = "add some, or remove the folder"
+    if others:
+        kinds = ", ".join(repr(kind) if kind else "no suffix" for kind in sorted(others))
+        why = f"its {others.total():,} files have {kinds}; images are {', '.join(SUFFIXES)}: "
+        why += "convert them, or move the folder away"
+    return UserError(f"class {show(name)!r} has no images for {split} in {str(place)!a}: {why}")

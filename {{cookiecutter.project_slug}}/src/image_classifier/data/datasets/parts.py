@@ -60,19 +60,6 @@ def find_parts(names: Iterable[str]) -> dict[str, str]:
     return pairs[0] if "train" not in plain and len(pairs) == 1 else plain
 
 
-def part_names(names: Collection[str]) -> list[str]:
-    """Those of `names` that are no class, as they are called as a part of a dataset is.
-
-    Names with other words are, if most names are: `train_a` and `test_b`, but not `steam_train`.
-    """
-    found = {name: role_of(name) for name in names if role_of(name)[0]}
-    has_kinds = len({role for role, _ in found.values()}) > 1
-    are_numbered = all(word.isdecimal() for _, others in found.values() for word in others)
-    if 2 * len(found) > len(names) and (has_kinds or are_numbered):
-        return [*found]
-    return [name for name in found if part_of(name)]
-
-
 def choose_part(names: Collection[str], data: DataConfig, split: str) -> tuple[str, bool]:
     """The part of a dataset with the images of `split`, and whether `data.fold` divides it.
 

@@ -1,25 +1,34 @@
-"""Whether folders that are taken for classes are none, and which images nobody uses."""
+"""Whether folders that are taken for classes are none, and which images nobody uses.
+
+A run asks, too, before it trains on the folders of `--data.root`.
+"""
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
+from ...data import (
+    WrapperError,
+    class_folders,
+    find_parts,
+    has_suffix,
+    is_junk,
+    listing,
+    look,
+    part_of,
+    role_of,
+    show,
+    walk,
+)
 from ...errors import UserError
 from ...runtime.console import printable
-from ..decode import SUFFIXES
-from .listing import class_folders, has_image, has_suffix, is_junk, listing, show, walk
-from .parts import find_parts, look, part_names, role_of
 
 OF_SYSTEMS = (b".ipynb_checkpoints", b"__MACOSX", b"__pycache__", b"@eaDir", b".git", b".venv")
 # Suffixes of images that are not read; "": a name without one.
 UNREAD = ("", ".avif", ".heic", ".heif", ".jp2", ".jxl", ".svg", ".tga", ".dng", ".cr2", ".nef")
 MOST_COUNTED = 100_000  # images that are not used
-
-
-class WrapperError(UserError):
-    """A folder that holds only the folder in which the classes are."""
 
 
 def check_names(place: Path, classes: list[bytes], is_root: bool) -> None:
@@ -39,11 +48,16 @@ def check_names(place: Path, classes: list[bytes], is_root: bool) -> None:
 
 
 def check_classes(
-    place: Path, images: dict[bytes, list[bytes]], others: dict[bytes, Counter[str]], is_root: bool
+    root: Path,
+    place: Path,
+    parts: dict[str, Path],
+    images: dict[bytes, list[bytes]],
+    others: dict[bytes, Counter[str]],
 ) -> list[str]:
     """Check that the folders in `place` are classes, by the paths of their images from there.
 
-    `others` has the suffixes of other files in them. Returns lines for the user.
+    `others` has the suffixes of other files in them; `parts` are the folders of train, val and test
+    in `root`. Returns lines for the user.
 
     Raises:
         UserError: if a folder is no class; it says what is right.
@@ -54,30 +68,23 @@ def check_classes(
     deep = [name for name in full if b"" not in inside[name]]
     if len(full) == 1 and deep and (right := right_root(place, full[0])):
         cure = f"--data.root {str(right)!a}"
-        if not is_root:
+        if len(parts) > 1:
             cure = f"move the folders in {str(right)!a} up to {shown}"
         raise WrapperError(
             f"{shown} has only one class, {show(full[0])!r}, which holds folders alone, "
             f"{quoted(inside[full[0]])}: {cure}"
         )
     for name in full:
-        parts = find_parts(map(os.fsdecode, inside[name]))
+        found = find_parts(map(os.fsdecode, inside[name]))
         folder = place / os.fsdecode(name)
-        if "train" in parts and len(parts) > 1:
-            train = printable(parts["train"])
+        if "train" in found and len(found) > 1:
+            train = printable(found["train"])
             called = show(name)
             raise UserError(
                 f"{str(folder)!a} is no class, it holds parts of a dataset, "
-                f"{quoted(parts.values())}: --data.root {str(folder)!a}, or move "
+                f"{quoted(found.values())}: --data.root {str(folder)!a}, or move "
                 f"'{called}/{train}' to '{train}/{called}'"
             )
-    if empty := [name for name in images if not images[name]]:
-        raise no_images(place, empty[0], "train", others[empty[0]])
-    if len(full) == 1:
-        raise UserError(
-            f"{shown} has only one class, {show(full[0])!r}: put the images of each class into a "
-            "folder of its own"
-        )
     looks = {look(show(name)): name for name in full}
     for name in deep:
         known = [inner for inner in inside[name] if looks.get(look(show(inner)), name) != name]
@@ -94,7 +101,7 @@ def check_classes(
         f"warning: {show(name)!a} and {show(other)!a} are two classes; if they are one, merge them"
         for name, other in twins.items()
     ]
-    return [*lines, *nested(place, inside, deep)]
+    return [*lines, *nested(place, inside, deep), *unused(root, place, parts)]
 
 
 def nested(place: Path, inside: dict[bytes, set[bytes]], deep: list[bytes]) -> Iterator[str]:
@@ -114,16 +121,6 @@ def nested(place: Path, inside: dict[bytes, set[bytes]], deep: list[bytes]) -> I
         )
 
 
-def no_images(place: Path, name: bytes, split: str, others: Counter[str]) -> UserError:
-    """The error for a class without images; `others` has the suffixes of its files."""
-    why = "add some, or remove the folder"
-    if others:
-        kinds = ", ".join(repr(kind) if kind else "no suffix" for kind in sorted(others))
-        why = f"its {others.total():,} files have {kinds}; images are {', '.join(SUFFIXES)}: "
-        why += "convert them, or move the folder away"
-    return UserError(f"class {show(name)!r} has no images for {split} in {str(place)!a}: {why}")
-
-
 def folders_of(paths: list[bytes]) -> set[bytes]:
     """The folders that images have in that of their class; b"" for an image without one."""
     return {b"" if path.count(b"/") == 1 else path.split(b"/", 2)[1] for path in paths}
@@ -135,7 +132,7 @@ def right_root(place: Path, name: bytes) -> Path | None:
     while len(names) == 1:
         place /= os.fsdecode(names[0])
         top = os.fsencode(place)
-        names = [name for name in class_folders(top) if has_image(os.path.join(top, name))]
+        names = [name for name in class_folders(top) if any(walk(os.path.join(top, name)))]
     return place if names else None
 
 
@@ -186,3 +183,16 @@ def quoted(names: Iterable[bytes | str]) -> str:
     """The first few names."""
     shown = [show(name) if isinstance(name, bytes) else printable(name) for name in names]
     return ", ".join([*map(repr, sorted(shown)[:3]), *["..."] * (len(shown) > 3)])
+
+
+def part_names(names: Collection[str]) -> list[str]:
+    """Those of `names` that are no class, as they are called as a part of a dataset is.
+
+    Names with other words are, if most names are: `train_a` and `test_b`, but not `steam_train`.
+    """
+    found = {name: role_of(name) for name in names if role_of(name)[0]}
+    has_kinds = len({role for role, _ in found.values()}) > 1
+    are_numbered = all(word.isdecimal() for _, others in found.values() for word in others)
+    if 2 * len(found) > len(names) and (has_kinds or are_numbered):
+        return [*found]
+    return [name for name in found if part_of(name)]
