@@ -197,9 +197,9 @@ def trained(gpu, config):
 AUGMENTED = [
     {"augment__crop": "none", "augment__flip": "none"},
     {"augment__crop": "pad", "augment__flip": "random", "augment__cutout": 4},
-    {"augment__crop": "resized", "augment__flip": "alternating", "data__balance": "loss"},
+    {"augment__crop": "resized", "augment__flip": "alternating"},
     {"augment__crop": "none", "augment__flip": "alternating", "augment__mixup": 0.2},
-    {"augment__cutmix": 0.5, "data__balance": "sampling"},
+    {"augment__cutmix": 0.5},
 ]
 
 
@@ -242,7 +242,7 @@ def test_optimizers_never_wait(gpu, config, name, precision):
 
 @pytest.mark.parametrize("loss", ["entropy"] + ["focal", "asymmetric"] * (LOSSES is not None))
 def test_several_labels_are_learned_on_the_device(gpu, on_labels, loss):
-    knobs = {"data__balance": "loss"} if loss == "entropy" else {"optim__loss": loss}
+    knobs = {} if loss == "entropy" else {"optim__loss": loss}
     trained(gpu, changed(on_labels, **knobs))
 
 

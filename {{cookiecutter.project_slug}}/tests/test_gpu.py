@@ -21,6 +21,7 @@ from image_classifier.config import (
 )
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import FaultError
+from image_classifier.extensions import find_tool
 from image_classifier.models import build_model, models_by_name
 from image_classifier.parallel import wrap_ddp
 from image_classifier.runtime import distributed
@@ -77,7 +78,8 @@ def train_without_waits(monkeypatch, config):
 
 allow_sync_debug = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 EVERYTHING = GROWING | {"precision": "fp16", "augment__flip": "alternating"}
-EVERYTHING |= {"data__balance": "loss", "optim__accumulate": 2}
+EVERYTHING |= {"optim__accumulate": 2}
+EVERYTHING |= {"data__balance": "loss"} if find_tool("order", "balance") else {}
 
 
 @allow_sync_debug

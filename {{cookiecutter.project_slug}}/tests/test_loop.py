@@ -26,12 +26,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from image_classifier import train as train_module
 from image_classifier.checkpoints import saving as checkpoint
 from image_classifier.config import OPTIMIZERS
+from image_classifier.data import Augmented
 from image_classifier.optim import (
     build_optimizer,
     build_schedule,
 )
 from image_classifier.precision import Precision
 from image_classifier.runtime.seeding import seed_everything
+from image_classifier.tasks import Loss
 from image_classifier.tracking import logger
 from image_classifier.train import init_model, train
 
@@ -256,3 +258,17 @@ def test_later_epochs_compile_nothing_anew(config, monkeypatch):
     assert counters["stats"]["unique_graphs"] == 3
     # A graph for any size takes minutes to compile where kernels are chosen for sizes.
     assert torch.SymInt not in sizes
+
+
+def test_each_micro_batch_has_the_weights_of_its_images(config):
+    model, given = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), []
+
+    def loss_fn(logits, part):
+        _, targets, weights = part
+        given.append((targets.tolist(), (10 * weights).int().tolist()))
+        return (logits.sum(1) * weights).sum()
+
+    batch = Augmented(torch.ones(5, 3, 2, 2), torch.arange(5), torch.arange(5) / 2)
+    precision = Precision("fp32", config.compute, config.optim, CPU)
+    train_module.train_step(model, batch, Loss(loss_fn), precision, 2)
+    assert given == [([0, 1], [0, 5]), ([2, 3], [10, 15]), ([4], [20])]

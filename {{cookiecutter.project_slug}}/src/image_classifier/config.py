@@ -62,9 +62,6 @@ class DataConfig(ImagesConfig):
     workers: int | Literal["auto"] = within("auto", 0, 4096)  # DataLoader workers per process;
     # auto: measured
     prefetch_batches: int = within(4, 1, 1000)  # batches decoded ahead
-    balance: Literal["none", "sampling", "loss"] = "none"  # for imbalanced classes. sampling: see
-    # each class equally often; loss: weight the loss by inverse class frequency; of several
-    # labels, positives by negatives / positives of their class
 
     @property
     def eval_size(self) -> int:

@@ -5,7 +5,7 @@ Both have the same functions, in `TASKS`. Labels that are unknown are left out e
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +18,6 @@ from .data import LEFT_OUT, Augmented, Source, TrainData
 from .extensions import chained
 from .metrics import THRESHOLD, Predictions, average_precisions, recalls
 from .runtime.config_dict import flatten
-
-MOST_WEIGHT = 100.0  # of a rare label
 
 LossFn = Callable[[Tensor, Augmented], Tensor]  # logits (count, classes), their images -> ()
 
@@ -46,7 +44,7 @@ class Loss:
 class Task:
     """The functions of a task; logits are (count, classes) float32."""
 
-    loss: Callable[[OptimConfig, int, Tensor | None], LossFn]  # see `build_loss`
+    loss: Callable[[OptimConfig, int], LossFn]  # see `build_loss`
     probabilities: Callable[[Tensor], Tensor]  # of logits: (count, classes)
     mix_labels: Callable[[Tensor, Tensor, float, int], Tensor]  # labels, the other image of each,
     # the share that stays, and the number of classes -> (count, classes) float32
@@ -64,17 +62,11 @@ def build_loss(config: Config, data: TrainData, batch_size: int) -> Loss:
     micro-batches of any size add up. An image that could not be read has the label -1, or no
     probability of any class, and adds nothing. Tools may change loss and targets.
     """
-    source = data.source
-    weight = None
-    if config.data.balance == "loss" and source.is_multi_label:
-        positives = source.class_counts()
-        negatives = (source.labels == 0).sum(0)
-        weight = (negatives / positives.clamp(min=1)).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
-    loss = Loss(TASKS[config.model.task].loss(config.optim, batch_size, weight))
+    loss = Loss(TASKS[config.model.task].loss(config.optim, batch_size))
     return chained("loss", "change_loss", loss, config, data, batch_size)
 
 
-def class_loss(optim: OptimConfig, batch_size: int, _: Tensor | None = None) -> LossFn:
+def class_loss(optim: OptimConfig, batch_size: int) -> LossFn:
     """Cross entropy with labels or with probabilities of each class."""
     given = {"label_smoothing": optim.label_smoothing, "ignore_index": LEFT_OUT}
     total = nn.CrossEntropyLoss(reduction="sum", **given)
@@ -91,14 +83,9 @@ def class_loss(optim: OptimConfig, batch_size: int, _: Tensor | None = None) -> 
     return loss_of
 
 
-def label_loss(optim: OptimConfig, batch_size: int, weight: Tensor | None = None) -> LossFn:
-    """Binary cross entropy; `weight` is (classes,): how much more positives of a class count."""
-    on = cache(lambda device: weight if weight is None else weight.to(device))
-
-    def cost(logits: Tensor, targets: Tensor) -> Tensor:
-        given = {"reduction": "none", "pos_weight": on(logits.device)}
-        return binary_cross_entropy_with_logits(logits, targets, **given)
-
+def label_loss(optim: OptimConfig, batch_size: int) -> LossFn:
+    """Binary cross entropy with labels, each of yes or no, or with probabilities of yes."""
+    cost = partial(binary_cross_entropy_with_logits, reduction="none")
     return mean_over_labels(cost, optim, batch_size)
 
 

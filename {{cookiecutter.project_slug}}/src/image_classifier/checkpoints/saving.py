@@ -192,7 +192,7 @@ class Checkpoints(AbstractContextManager):
         config = usual | self.identity["config"]
         known = known | {"run.best_by": metric_of(known)}
         for knob, value in of_others(saved).items():
-            if knob.startswith(("augment.", "optim.")):
+            if knob.startswith(("augment.", "data.", "optim.")):
                 words = " ".join(words_of({knob: value}))
                 raise self.refusal(f"it was trained with {words}, of a tool that is not here")
         for knob, value in config.items():

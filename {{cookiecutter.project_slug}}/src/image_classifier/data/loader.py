@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config, DataConfig, ModelConfig, RunConfig
-from ..errors import UserError
+from ..extensions import chained
 from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.phases import phase
@@ -56,11 +56,6 @@ class TrainData:
         )
         self.mean_std = self.source.mean, self.source.std
         self.batch_size = data.batch_size
-        if data.balance == "sampling" and self.source.is_multi_label:
-            raise UserError(
-                "--data.balance sampling shows each class equally often, which images with several "
-                "labels do not allow: try --data.balance loss"
-            )
         check_batch_size(data.batch_size, len(self.source), world.size, config.optim.accumulate)
         self.steps_per_epoch = len(self.source) // self.batch_size
         self.total_steps = self.steps_in(config.epochs) if config.epochs else 0
@@ -97,15 +92,9 @@ class TrainData:
         return len(self.source.classes)
 
     def image_weights(self) -> Tensor | None:
-        """How much each image counts in the loss, (count,) float32 of mean 1; None: all alike.
-
-        With `data.balance` loss also inversely proportional to the size of its class.
-        """
-        labels = self.source.labels
+        """How much each image counts in the loss, (count,) float32 of mean 1; None: all alike."""
         weights = self.source.weights
-        if self.data.balance == "loss" and not self.source.is_multi_label:
-            weights = torch.ones(len(self)) if weights is None else weights
-            weights = weights / labels.bincount()[labels]
+        weights = chained("order", "change_weights", weights, self.data, self.source)
         return weights if weights is None else (weights / weights.mean()).to(self.world.device)
 
     def steps_in(self, epochs: float) -> int:
@@ -120,7 +109,7 @@ class TrainData:
     def places(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Epoch and images of each step in `range(start, stop)`.
 
-        Images that an epoch repeats have the numbers of `balanced_order_at`.
+        Images that an epoch repeats have numbers of their own: see `seeding.images_of`.
         """
         for step in range(start, stop):
             epoch = step // self.steps_per_epoch
@@ -155,11 +144,10 @@ class TrainData:
     def _orders(self, epoch: int) -> tuple[Tensor, Tensor]:
         """The order of the epoch, and the same with distinct numbers for repeated images."""
         if self.epoch != epoch:
-            if self.data.balance == "sampling":
-                drawn = seeding.balanced_order_at(self.seed, epoch, self.source.labels)
-                order = seeding.images_of(drawn, len(self))
-            else:
-                drawn = order = seeding.order_at(self.seed, epoch, len(self.source))
+            place = self.seed, epoch
+            drawn = seeding.order_at(*place, len(self.source))
+            drawn = chained("order", "change_order", drawn, self.data, self.source, *place)
+            order = seeding.images_of(drawn, len(self))
             order = order.pin_memory() if self.home.type == "cuda" else order
             self.epoch = epoch
             self.orders = (order.to(self.home, non_blocking=True), drawn)

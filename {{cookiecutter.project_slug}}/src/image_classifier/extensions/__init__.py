@@ -14,6 +14,8 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `folders.py` checks folders of classes: `check_names`, `check_classes`, which returns warnings.
 - `division.py` changes which images of a dataset are for which split: `change_split`.
 - `source.py` changes a dataset: `without_quarantine` leaves out files, `with_prepared` has others.
+- `order.py` changes the order of an epoch, `change_order`, and how much each image counts in the
+  loss: `change_weights`.
 - `decoder.py` reads files that Pillow does not: `read_array`.
 - `unreadable.py` knows a `CURE` for unreadable images, or passes over them: `open_note`.
 - `models.py` adds networks by name: `MODELS`, as in `models/`.

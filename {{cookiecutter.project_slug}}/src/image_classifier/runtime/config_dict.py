@@ -17,6 +17,7 @@ MOVED = {
     "augment.policy": "none",
     "compute.gradient_checkpointing": False,
     "compute.parallel": "ddp",
+    "data.balance": "none",
     "data.columns": [],
     "data.labels": "",
     "data.on_bad_image": "stop",

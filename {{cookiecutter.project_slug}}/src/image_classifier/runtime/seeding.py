@@ -65,32 +65,11 @@ def order_at(seed: int, epoch: int, count: int) -> Tensor:
     return torch.randperm(count, generator=generator_at(ORDER, seed, epoch))
 
 
-def balanced_order_at(seed: int, epoch: int, labels: Tensor) -> Tensor:
-    """An order of the same length in which each class is equally frequent: (count,) int64.
-
-    Class counts differ by one at most. Large classes are subsampled, images of small ones repeat:
-    image `i` is then `i`, `i + count`, `i + 2 * count`, so that each time it is cropped anew; see
-    `images_of`.
-    """
-    count = len(labels)
-    generator = generator_at(ORDER, seed, epoch)
-    drawn = torch.randperm(count, generator=generator)
-    by_class = drawn[labels[drawn].argsort(stable=True)]  # class by class, each in random order
-    sizes = labels.bincount()
-    starts = sizes.cumsum(0) - sizes
-    classes = sizes.nonzero().flatten()
-    classes = classes[torch.randperm(len(classes), generator=generator)]
-    share, more = divmod(count, len(classes))  # the first few classes come once more
-    quotas = torch.full((len(classes),), share) + (torch.arange(len(classes)) < more)
-    chosen = classes.repeat_interleave(quotas)  # the class of each place
-    number = torch.arange(count) - (quotas.cumsum(0) - quotas).repeat_interleave(quotas)
-    rounds = number // sizes[chosen]
-    images = by_class[starts[chosen] + number % sizes[chosen]]
-    return (images + rounds * count)[torch.randperm(count, generator=generator)]
-
-
 def images_of(numbers: Any, count: int) -> Any:  # noqa: ANN401 - of torch or NumPy
-    """The images that an order of an epoch names, of `count` images: some epochs repeat images."""
+    """The images that an order of an epoch names, of `count` images.
+
+    An image that an epoch repeats is `i`, `i + count`, `i + 2 * count`: each time cropped anew.
+    """
     return numbers % count
 
 

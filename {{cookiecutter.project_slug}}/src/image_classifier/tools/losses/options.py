@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...errors import UserError
+from ...extensions import option
 
 
 @dataclass(frozen=True)
@@ -26,5 +27,5 @@ def check(config: object) -> None:
         return
     if config.model.task == "single-label":
         raise UserError(f"--optim.loss {loss} is for several labels: --model.task multi-label")
-    if config.data.balance == "loss":
+    if option(config, "data.balance", "none") == "loss":  # of a tool
         raise UserError(f"--data.balance loss weights --optim.loss entropy, not {loss}")

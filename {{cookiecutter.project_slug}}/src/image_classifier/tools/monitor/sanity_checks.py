@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...config import Config
 from ...data import Source, open_dataset
 from ...errors import FaultError, UserError
+from ...extensions import option
 from ...tracking import Setup, blank_logits
 
 # A learning rate, the batch size it is usual for, the power of the batch size it grows by, and why.
@@ -82,12 +83,13 @@ def imbalanced_classes(config: Config, train: Source) -> str:
     sizes = train.class_counts()
     smallest = int(sizes[sizes > 0].min())
     largest = int(sizes.max())
-    if largest <= SKEWED * smallest or config.data.balance != "none":
+    is_balanced = option(config, "data.balance", "none") != "none"  # of a tool
+    if largest <= SKEWED * smallest or is_balanced:
         return ""
     advice = "loss" if train.is_multi_label else "sampling or loss"
     return (
         f"the largest class has {largest:,} training images and the smallest {smallest:,}. "
-        f"Try --data.balance {advice}, with which all classes count alike"
+        f"Try --data.balance {advice} (of the tool balance), with which all classes count alike"
     )
 
 

@@ -36,7 +36,8 @@ def bench(config, *names, budget=TINY, leave_out=False):
 
 
 def test_a_timed_run_makes_the_steps_of_training(config):
-    ways = {"optim__ema_decay": 0.9, "optim__accumulate": 2, "data__balance": "loss"}
+    ways = {"optim__ema_decay": 0.9, "optim__accumulate": 2}
+    ways |= {"data__balance": "loss"} if hasattr(config.data, "balance") else {}
     config = changed(config, data__limit=32, augment__mixup=0.2, **ways)  # 2 epochs of 2 steps
     train(config)
     saved = read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))["state"]

@@ -369,10 +369,5 @@ def test_a_table_trains_as_its_folder_and_resumes_from_the_same_labels_only(on_p
         train(changed(config, data__labels=str(tmp_path / "other.csv")))
 
 
-def test_classes_cannot_be_shown_equally_often_if_images_have_several(labelled):
-    with pytest.raises(UserError, match=r"--data\.balance sampling shows each class equally often"):
-        TrainData(changed(labelled, data__balance="sampling"), CPU)
-
-
 def test_a_table_alone_says_that_the_images_are_ones_own():
     assert take_preset(["--data.labels", "labels.csv"], "shapes")[0] == "finetune"

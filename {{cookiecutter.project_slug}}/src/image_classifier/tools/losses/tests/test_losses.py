@@ -54,6 +54,7 @@ def test_a_loss_is_that_of_its_paper():
 def test_what_they_are_not_for_is_refused(loss):
     with pytest.raises(UserError, match="is for several labels"):
         changed(Config(), optim__loss=loss)
+    pytest.importorskip("image_classifier.tools.balance")
     config = changed(Config(), model__task="multi-label", data__balance="loss")
     with pytest.raises(UserError, match=f"weights --optim.loss entropy, not {loss}"):
         changed(config, optim__loss=loss)

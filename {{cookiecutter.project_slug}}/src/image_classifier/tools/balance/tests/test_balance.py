@@ -1,25 +1,28 @@
-"""Classes that differ in size, and runs that end when they get no better."""
+"""Classes that differ in size are seen, or count, alike."""
 
-import json
+from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import changed, run_ranks, write_photo
-from safetensors import safe_open
-from test_faults import status
+from conftest import changed, write_photo
 from test_order import opened, seen
-from torch import nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    one_hot,
+)
 
-from image_classifier import train as train_module
-from image_classifier.data import Augmented
+from image_classifier.config import Config
+from image_classifier.data import Augmented, Source
+from image_classifier.data.datasets import DATASETS
 from image_classifier.data.loader import TrainData
-from image_classifier.precision import Precision
+from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.seeding import balanced_order_at
-from image_classifier.tasks import Loss, class_loss
+from image_classifier.tasks import build_loss, class_loss
+from image_classifier.tools.balance.order import (
+    balanced_order_at,
+)
 
 CPU = World(torch.device("cpu"))
 PARTS = (0, 4), (4, 6)  # of six images
@@ -89,36 +92,25 @@ def test_each_image_has_its_weight_when_it_reaches_the_model(skewed, where, knob
         torch.testing.assert_close(weights, shares @ of_class)
 
 
-def test_each_micro_batch_has_the_weights_of_its_images(config):
-    model, given = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), []
-
-    def loss_fn(logits, part):
-        _, targets, weights = part
-        given.append((targets.tolist(), (10 * weights).int().tolist()))
-        return (logits.sum(1) * weights).sum()
-
-    batch = Augmented(torch.ones(5, 3, 2, 2), torch.arange(5), torch.arange(5) / 2)
-    precision = Precision("fp32", config.compute, config.optim, CPU.device)
-    train_module.train_step(model, batch, Loss(loss_fn), precision, 2)
-    assert given == [([0, 1], [0, 5]), ([2, 3], [10, 15]), ([4], [20])]
-
-
-def train_with_planned_scores(config):
-    """Train, where the second evaluation is better than the first, and the next two are not."""
-    top1, evaluate = iter((0.2, 0.5, 0.4, 0.5, 0.9)), train_module.evaluate
-    train_module.evaluate = lambda *words: replace(
-        found := evaluate(*words), known=found.known | {"top1": next(top1)}
+def test_rare_ones_of_several_labels_count_for_more():
+    labels = torch.tensor([[1, 0], [0, 0], [0, -1], [0, 1]], dtype=torch.int8)
+    pixels = torch.zeros((4, 8, 8, 3), dtype=torch.uint8)
+    source = Source(labels, ("ant", "bee"), pixels)
+    config = changed(Config(), model__task="multi-label", data__balance="loss")
+    logits, weight = torch.randn(4, 2), torch.tensor([3.0, 2.0])
+    each = binary_cross_entropy_with_logits(
+        logits, labels.clamp(min=0).float(), reduction="none", pos_weight=weight
     )
-    train_module.train(config)
+    known = labels >= 0
+    expected = ((each * known).sum(1) / known.sum(1)).mean()
+    loss_fn = build_loss(config, Namespace(source=source), 4).of
+    assert loss_fn(logits, Augmented(None, labels)) == pytest.approx(expected.item())
 
 
-def test_a_run_ends_on_all_ranks_when_it_gets_no_better(config):
-    run_ranks(2, train_with_planned_scores, changed(config, epochs=8, run__patience=2))
-    found = status(config)
-    assert (found["state"], found["step"]) == ("done", 16)
-    assert (
-        "no evaluation of 2 was better; best.pt has the weights of step 8: top-1 50.00%"
-        in found["message"]
-    )
-    with safe_open(Path(config.run.dir, "predictions.safetensors"), "pt") as file:
-        assert json.loads(file.metadata()["about"])["step"] == 8
+def test_several_labels_cannot_be_shown_equally_often(config, monkeypatch):
+    labels = torch.eye(2, dtype=torch.int8)[torch.arange(64) % 2]
+    pixels = torch.zeros((64, 8, 8, 3), dtype=torch.uint8)
+    monkeypatch.setitem(DATASETS, "rows", lambda *_: Source(labels, ("ant", "bee"), pixels))
+    config = changed(config, data__name="rows", model__task="multi-label")
+    with pytest.raises(UserError, match=r"--data\.balance sampling shows each class equally often"):
+        TrainData(changed(config, data__balance="sampling"), CPU)
