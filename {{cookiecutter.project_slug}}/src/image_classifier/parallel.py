@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -17,30 +16,14 @@ from .precision import Precision
 from .runtime.distributed import World
 
 
-class Parallel(Protocol):
-    """What `train` asks of either way."""
-
-    checkpoints: type[Checkpoints]
-    has_all_weights: bool  # of this rank
-
-    def shard(self, networks: Iterable[nn.Module], precision: Precision) -> None:
-        """Let each rank keep its part of the weights, in place."""
-
-    def own(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """`optimizer`, which updates the weights that this rank has."""
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model as it trains: its backward pass averages gradients over all ranks."""
-
-    def whole(self, model: nn.Module) -> AbstractContextManager:
-        """A block in which this rank has all weights of `model`."""
-
-
 class Replicas:
-    """Every rank has all weights, and DDP averages their gradients; one rank alone has no DDP."""
+    """Every rank has all weights, and DDP averages their gradients; one rank alone has no DDP.
+
+    Another way is a subclass, in the tool that has it.
+    """
 
     checkpoints = Checkpoints
-    has_all_weights = True
+    has_all_weights = True  # of this rank
 
     def __init__(self, compute: ComputeConfig, world: World) -> None:
         """Of the ranks of `world`."""
@@ -48,22 +31,22 @@ class Replicas:
         self.world = world
 
     def shard(self, networks: Iterable[nn.Module], precision: Precision) -> None:
-        """Nothing: each rank keeps all weights."""
+        """Let each rank keep its part of the weights, in place: here all of them."""
 
     def own(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """`optimizer` as it is."""
+        """`optimizer`, which updates the weights that this rank has."""
         return optimizer
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """`model`, wrapped by DDP."""
+        """The model as it trains, wrapped by DDP: its backward pass averages gradients."""
         return wrap_ddp(model, self.world, self.compute)
 
     def whole(self, _: nn.Module) -> AbstractContextManager:
-        """Any block."""
+        """A block in which this rank has all weights of a model: any block."""
         return nullcontext()
 
 
-def open_parallel(config: Config, world: World) -> Parallel:
+def open_parallel(config: Config, world: World) -> Replicas:
     """DDP, unless a tool has another way.
 
     Raises:

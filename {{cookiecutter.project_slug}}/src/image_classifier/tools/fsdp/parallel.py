@@ -2,7 +2,7 @@
 
 from ...config import Config
 from ...errors import UserError
-from ...parallel import Parallel
+from ...parallel import Replicas
 from ...runtime.config_dict import flatten, words_of
 from ...runtime.distributed import World
 
@@ -14,7 +14,7 @@ REFUSED = {
 }
 
 
-def open_parallel(config: Config, world: World) -> Parallel | None:
+def open_parallel(config: Config, world: World) -> Replicas | None:
     """How ranks train one model together with `--compute.parallel fsdp`; else None.
 
     Raises:

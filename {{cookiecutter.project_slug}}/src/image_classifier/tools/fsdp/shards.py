@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...config import ComputeConfig
 from ...models import find_modules
+from ...parallel import Replicas
 from ...precision import Precision
 from ...runtime.distributed import World, local_part
 from .checkpoints import ShardedCheckpoints
@@ -26,7 +27,7 @@ LARGE_LAYER = 1_000_000  # weights of a single layer that is worth an exchange o
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-class Shards:
+class Shards(Replicas):
     """Every rank has a part of each weight; the parts of a block are gathered as it computes."""
 
     checkpoints = ShardedCheckpoints
