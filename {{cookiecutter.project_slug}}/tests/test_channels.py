@@ -40,7 +40,6 @@ from image_classifier.data import (
     shift_and_flip,
 )
 from image_classifier.data.datasets import DATASETS, open_dataset
-from image_classifier.data.datasets.map_style import to_pixels
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import UserError
@@ -222,16 +221,6 @@ def test_images_in_memory_say_what_they_are(monkeypatch, config):
     assert torch.equal(open_dataset(changed(data, channels=5, bits=16), "val").pixels, pixels)
     with pytest.raises(UserError, match="5 numbers, one for each channel"):
         Source(labels, ("a", "b"), pixels, channels=5, bits=16, mean=(0.5,) * 3)
-
-
-def test_a_torch_dataset_may_give_arrays_of_any_channels():
-    for image in (DEEP, torch.from_numpy(DEEP), torch.from_numpy(DEEP).permute(2, 0, 1)):
-        assert np.array_equal(to_pixels(image, 5, 16).numpy(), DEEP)
-    assert np.array_equal(to_pixels(DEEP, 5, 8).numpy(), DEEP >> 8)
-    assert np.array_equal(to_pixels(COLOR, 1, 8).numpy(), GRAY)
-    for wrong in (DEEP[:, :, :2], DEEP / 2, COLOR):
-        with pytest.raises(UserError, match=r"should be PIL or uint16 \(height, width, 5\), but"):
-            to_pixels(wrong, 5, 16)
 
 
 @pytest.mark.parametrize("name", ["convnext_tiny", "vit_b_16", *models_by_name()])

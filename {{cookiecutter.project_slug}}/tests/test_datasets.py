@@ -1,31 +1,21 @@
-"""What a dataset may be: a `Source`, a torch Dataset of (image, label), or anybody's folder."""
+"""What a dataset may be: a `Source`, or anybody's folder."""
 
 import errno
 import os
-import random
 import shutil
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import changed
-from PIL import Image
-from test_order import seen
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
-from torchvision.datasets import ImageFolder
 
-from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.config import Config, DataConfig
 from image_classifier.data.datasets import DATASETS, open_dataset
-from image_classifier.data.datasets.map_style import to_pixels
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
-from image_classifier.train import train
 
 LABELS, CLASSES = torch.arange(6) % 2, ("ant", "bee")
 PIXELS = torch.randint(256, (6, 9, 8, 3), generator=torch.Generator().manual_seed(0)).byte()
@@ -85,50 +75,15 @@ def test_a_split_of_no_images_is_refused(monkeypatch, split):
         TrainData(config, world) if split == "train" else EvalData(config.data, split, world)
 
 
-class Noisy(Dataset):
-    """Images that draw from every generator that people use, and a file that is damaged."""
-
-    classes = CLASSES
-
-    def __init__(self, targets=(0, 1) * 12, bad=-1):
-        self.targets, self.bad = targets, bad
-
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, index):
-        if index == self.bad:
-            raise OSError("image file is truncated")
-        seed = int(1e9 * (torch.rand(1).item() + random.random() + np.random.rand()))
-        noise = np.random.default_rng(seed).integers(256, size=(40, 36, 3), dtype=np.uint8)
-        return noise, self.targets[index]
-
-
 def offer(monkeypatch, make):
     """Let the dataset `mine` be what `make` makes of a split, and open it."""
     monkeypatch.setitem(DATASETS, "mine", lambda _data, split: make(split))
     return open_dataset(DataConfig(name="mine", root="nowhere"), "train")
 
 
-ENDLESS = type("Endless", (IterableDataset,), {"__iter__": None})()
-NUMBERS = "Noisy should be 24 numbers of classes, one for each"
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        ((PIXELS, LABELS), r"dataset 'mine' returned a tuple: .*`Source\(labels"),
-        (ENDLESS, "Endless should be map-style: with __len__ and"),
-        (Noisy(["ant"] * 24), NUMBERS),
-        (Noisy([0.5] * 24), NUMBERS),
-        (Noisy([0, 1]), NUMBERS),
-        (Noisy([[0, 2]] * 24), NUMBERS),
-        (Noisy([[0, 1]] * 23), NUMBERS),
-    ],
-)
-def test_what_no_dataset_can_be_is_refused(monkeypatch, returned, message):
-    with pytest.raises(UserError, match=message):
-        offer(monkeypatch, lambda _: returned)
+def test_what_no_dataset_can_be_is_refused(monkeypatch):
+    with pytest.raises(UserError, match=r"dataset 'mine' returned a tuple: .*`Source\(labels"):
+        offer(monkeypatch, lambda _: (PIXELS, LABELS))
     with pytest.raises(UserError, match="did you mean folder"):
         open_dataset(DataConfig(name="foldr"), "train")
 
@@ -137,100 +92,6 @@ def test_a_dataset_draws_the_same_whoever_asks(monkeypatch):
     drawn = lambda _: Source(torch.randperm(6), CLASSES, PIXELS)  # noqa: E731
     one, other = (offer(monkeypatch, drawn).labels for _ in range(2))
     assert torch.equal(one, other)
-
-
-@pytest.fixture
-def noisy(config, monkeypatch):
-    """A run on noise, six to a batch."""
-    offer(monkeypatch, lambda _: Noisy())
-    Path(config.run.dir).mkdir()
-    return changed(config, data__name="mine", data__limit=0, data__batch_size=6, data__workers=0)
-
-
-def test_the_pixels_of_a_torch_dataset_depend_on_the_place_alone(noisy):
-    alone = seen(noisy)
-    assert seen(changed(noisy, data__workers=2)) == alone
-    assert seen(noisy, start=5) == alone[5:]
-    cpu = World(torch.device("cpu"))
-    data = TrainData(noisy, cpu)
-    assert data.where == "stream"
-    places = (0, 0, 3), (1, 0, 3), (0, 1, 3), (0, 0, 27)
-    assert len({data.source.read(3, *place).numpy().tobytes() for place in places}) == 4
-    one, other = (
-        torch.cat([batch.images.clone() for batch in EvalData(data, "val", cpu).batches()])
-        for data in (changed(noisy.data, where=where) for where in ("stream", "auto"))
-    )
-    assert torch.equal(one, other)  # an evaluation draws the same each time
-
-
-def test_a_torch_dataset_trains_and_a_bad_image_is_named(noisy, monkeypatch):
-    offer(monkeypatch, lambda split: Noisy(bad=7 if split == "train" else -1))
-    with pytest.raises(UserError, match=r"cannot read image 'image 7': image file is truncated"):
-        seen(changed(noisy, data__workers=1))
-    offer(monkeypatch, lambda _: Noisy())
-    scores = train(changed(noisy, model__width=8, epochs=1))
-    assert int(scores.predictions.confusion().sum()) == 24
-
-
-def test_labels_and_classes_are_found_where_a_dataset_does_not_name_them(monkeypatch):
-    labels = torch.tensor([2, 0, 1, 0, 1, 0])
-    source = offer(monkeypatch, lambda _: TensorDataset(PIXELS, labels))
-    assert torch.equal(source.labels, labels)
-    assert source.classes == ("0", "1", "2")
-    assert "has no `targets`: labels were found by one pass over its images" in source.notes[0]
-
-
-@pytest.mark.parametrize("label", [999_999_999, 2**40, 2**62])
-def test_a_label_that_is_an_id_makes_no_billion_classes(label, monkeypatch):
-    labels = torch.tensor([0, 1] * 11 + [0, label])
-    with pytest.raises(UserError, match=f"the largest label is {label:,}, and would make as many"):
-        offer(monkeypatch, lambda _: TensorDataset(torch.zeros(24, 3, 2, 2).byte(), labels))
-
-
-def test_names_of_classes_can_be_written_anywhere(monkeypatch):
-    monkeypatch.setattr(Noisy, "classes", ["\ud800", "a\nb"])
-    source = offer(monkeypatch, lambda _: Noisy())
-    assert source.classes == (r"\ud800", r"a\nb")
-    assert source.fingerprint()
-
-
-def test_an_image_may_have_several_labels_and_a_subset_those_of_the_whole(monkeypatch):
-    rows = [[1, 0], [1, 1], [0, -1]] * 8
-    source = offer(monkeypatch, lambda _: Subset(Noisy(rows), [2, 1]))
-    assert source.is_multi_label
-    assert source.labels.tolist() == [rows[2], rows[1]]
-    assert source.classes == CLASSES
-    unnamed = TensorDataset(PIXELS, torch.tensor(rows[:6]), torch.arange(6))
-    assert offer(monkeypatch, lambda _: unnamed).labels.tolist() == rows[:6]
-    assert torch.equal(offer(monkeypatch, lambda _: unnamed).read(3), PIXELS[3])
-
-
-@pytest.mark.parametrize("crop", ["pad", "resized"])
-def test_a_torch_dataset_of_files_ends_as_their_folder(on_photos, tmp_path, monkeypatch, crop):
-    def opened(split):
-        return ImageFolder(Path(on_photos.data.root, split))
-
-    offer(monkeypatch, opened)
-    ended = []
-    for number, name in enumerate(("folder", "mine")):
-        config = changed(on_photos, data__name=name, data__limit=0, data__workers=number)
-        config = changed(config, augment__crop=crop, run__dir=str(tmp_path / name), epochs=1)
-        train(config)
-        saved = read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))
-        ended.append(saved["state"]["model"])
-    assert all(torch.equal(tensor, ended[1][name]) for name, tensor in ended[0].items())
-
-
-def test_images_are_pil_or_bytes_in_either_layout():
-    pixels = PIXELS[0]
-    array, chw = pixels.numpy(), pixels.permute(2, 0, 1)
-    for image in (Image.fromarray(array), pixels, chw, array, chw.numpy()):
-        assert torch.equal(to_pixels(image), pixels)
-    for gray in (pixels[..., 0], pixels[None, ..., 0]):
-        assert torch.equal(to_pixels(gray), pixels[..., :1].expand(-1, -1, 3))
-    for other in (chw / 255, pixels.flatten(), "a.jpg"):
-        with pytest.raises(UserError, match=r"should be PIL or uint8 .*: leave out ToTensor"):
-            to_pixels(other)
 
 
 def put(root, *names):

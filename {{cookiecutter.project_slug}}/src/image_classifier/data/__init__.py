@@ -1,19 +1,18 @@
 """From files to batches on the device. Other rooms import only what is named here.
 
 To train and to evaluate: `TrainData` and `EvalData`, which yield a `Batch` each. To add a dataset:
-a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its name in `DATASETS`.
+a function in `datasets/` that returns a `Source`, and its name in `DATASETS`.
 """
 
-from .arrays import COLORED, channel_axis, dtype_of, take, wrong_channels
+from .arrays import COLORED, channel_axis, dtype_of, fitted, take, wrong_channels
 from .autotune import fits_memory, open_loader
 from .batch import Augmented, Batch, prefetched
 from .cache_folder import NO_CACHE, cache_folder
 from .crops import BOX_DRAWS, fit_square, mean_color, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import ALL, NoLabelsError, WrapperError, find_folders
-from .datasets.labels import Label, numbered
+from .datasets.labels import Label, numbered, numbers_as_names
 from .datasets.listing import NO_CLASS, class_folders, has_suffix, is_junk, listing, show, walk
-from .datasets.map_style import to_pixels
 from .datasets.parts import (
     ROLES,
     check_fold,
@@ -27,7 +26,7 @@ from .datasets.parts import (
 )
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
-from .decode import FORMATS, NPY_START, BadImageError, decode_image, unreadable
+from .decode import FORMATS, NPY_START, BadImageError, decode_image, image_pixels, unreadable
 from .gather import Windows, reflect, shift_and_flip
 from .loader import EvalData, TrainData
 from .samples import LEFT_OUT, Note, Samples

@@ -10,6 +10,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `presets.py` adds presets: `PRESETS`, functions that return a `Config`; `change_preset` changes
   those of others; `take_file` turns a file that is named into flags.
 - `dataset.py` adds datasets by name: `DATASETS`, as in `data/datasets/`.
+- `conversion.py` makes a dataset of what its function returned: `to_source`.
 - `labels.py` reads labels from a table, if the options name one: `find_dataset`, `check_files`.
 - `folders.py` checks folders of classes: `check_names`, `check_classes`, which returns warnings.
 - `division.py` changes which images of a dataset are for which split: `change_split`.

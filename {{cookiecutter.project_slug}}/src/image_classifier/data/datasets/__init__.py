@@ -3,13 +3,9 @@
     def mine(data: DataConfig, split: str) -> Source:
         return Source(labels, classes, pixels=images)
 
-    def theirs(data: DataConfig, split: str) -> torch.utils.data.Dataset:
-        return torchvision.datasets.Flowers102(data.root, split, download=True)
-
 Pixels in memory and readers that have not 3 x 8 bits say so: `Source(..., channels=5, bits=16)`.
 `split` is train, val or test; raise `UserError` for one that there is not. What the function draws
-from torch, `random` or NumPy is the same for each split, and whichever command asks; what a torch
-`Dataset` draws for an image depends on the seed, the epoch and the number of the image.
+from torch, `random` or NumPy is the same for each split, and whichever command asks.
 
 What few need is a tool: `tools/<name>/dataset.py` with `DATASETS` of its own.
 """
@@ -17,18 +13,15 @@ What few need is a tool: `tools/<name>/dataset.py` with `DATASETS` of its own.
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch.utils.data import Dataset
-
 from ...config import DataConfig
 from ...errors import OF_TOOLS, UserError, choose
 from ...extensions import chained, find_tools, functions
 from ...runtime.seeding import DATASET, seeded
 from .folder import folder
-from .map_style import source_of
 from .shapes import shapes
 from .source import Source
 
-DATASETS: dict[str, Callable[[DataConfig, str], Source | Dataset]] = {
+DATASETS: dict[str, Callable[[DataConfig, str], Source]] = {  # or what a tool makes a `Source` of
     dataset.__name__: dataset for dataset in (shapes, folder)
 }
 
@@ -48,7 +41,7 @@ def open_dataset(data: DataConfig, split: str) -> Source:
     return source
 
 
-def find_dataset(data: DataConfig) -> Callable[[DataConfig, str], Source | Dataset]:
+def find_dataset(data: DataConfig) -> Callable[[DataConfig, str], Source]:
     """The function of the dataset that `data` names; `UserError` if there is none, or no fold."""
     for find in functions("labels", "find_dataset"):
         if found := find(data):
@@ -69,13 +62,12 @@ def open_files(data: DataConfig, split: str) -> Source:
     """`open_dataset` without a limit and without prepared images; files may be missing."""
     with seeded(DATASET):
         found = find_dataset(data)(data, split)
-        is_torchs = isinstance(found, Dataset)
-        source = source_of(found, data.channels, data.bits) if is_torchs else found
+        source = chained("conversion", "to_source", found, data)
     if not isinstance(source, Source):
         raise UserError(
-            f"dataset {data.name!r} returned a {type(source).__name__}: it should return a torch "
-            "Dataset, `Source(labels, classes, pixels=images)`, or one with "
-            "`paths=PathList(folder, paths)`"
+            f"dataset {data.name!r} returned a {type(source).__name__}: it should return "
+            "`Source(labels, classes, pixels=images)`, or with `paths=PathList(folder, paths)`; a "
+            "torch Dataset needs a tool: pretuned add torch-dataset"
         )
     if (source.channels, source.bits) != (data.channels, data.bits):
         if source.paths is None:

@@ -21,7 +21,6 @@ from ...data import (
     decode_image,
     dtype_of,
     fit_square,
-    to_pixels,
     unreadable,
 )
 from ...errors import FaultError, UserError
@@ -30,6 +29,7 @@ from ...extensions import need_tool
 from ...runtime.distributed import World, choose_device
 from ...runtime.machine import num_cores
 from ..predict.rows import Row, calibrated, judge, unread
+from ..torch_dataset.conversion import to_pixels
 
 # A path, the content of a file, a PIL image, or uint8 or uint16 pixels: an array (height, width,
 # channels) or a tensor (channels, height, width).

@@ -9,12 +9,22 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
+from ...config import DataConfig
+from ...data import (
+    Source,
+    channel_axis,
+    fitted,
+    image_pixels,
+    numbers_as_names,
+    unreadable,
+)
 from ...errors import UserError
 from ...runtime.console import printable
-from ..arrays import channel_axis, fitted
-from ..decode import image_pixels, unreadable
-from .labels import numbers_as_names
-from .source import Source
+
+
+def to_source(found: Any, data: DataConfig) -> Any:  # noqa: ANN401 - whatever a function returns
+    """What the function of a dataset returned; a torch `Dataset` as a `Source`."""
+    return source_of(found, data.channels, data.bits) if isinstance(found, Dataset) else found
 
 
 def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:

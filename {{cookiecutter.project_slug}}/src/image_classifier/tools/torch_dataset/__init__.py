@@ -1,0 +1,1 @@
+"""Datasets that are torch's: any map-style `Dataset` of (image, label)."""
