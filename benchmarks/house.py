@@ -150,7 +150,7 @@ def input_batches(config: Any, ready: bool = True) -> Iterator[tuple[Any, Any]]:
         data = TrainData(config, world)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         normalize = Normalize(data.source, config.data.image_size, precision)
-        augment = build_augment(config.augment, data, normalize, world, config.seed)
+        augment = build_augment(config.augment, data, normalize, config.seed)
         for step, batch in enumerate(data.batches(0, sys.maxsize)):
             yield augment(batch, step)[:2] if ready else (batch.images, batch.labels)
 

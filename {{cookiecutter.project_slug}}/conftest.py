@@ -32,7 +32,7 @@ from image_classifier.cli import commands, main
 from image_classifier.config import Config
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
-from image_classifier.extensions import chained, find_tools
+from image_classifier.extensions import chained, find_tool, find_tools
 from image_classifier.metrics.predictions import Predictions
 from image_classifier.models import build_model
 from image_classifier.presets import smoke
@@ -72,6 +72,12 @@ if scorer := find_tools("observer").get("train-score"):
 
 # Images that grow in a run, where a tool can do that.
 GROWING = {"augment__min_size": 16} if find_tools("crops").get("progressive-resizing") else {}
+
+
+def mixed(**alphas):
+    """The options of mixup and CutMix, `mixup=0.2`, where a tool has them."""
+    return {f"augment__{name}": a for name, a in alphas.items() if find_tool("options", "mixup")}
+
 
 # One core is faster for images this small; and no test waits for the disk.
 distributed.num_threads = lambda _: 1

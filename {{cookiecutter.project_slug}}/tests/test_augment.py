@@ -1,7 +1,5 @@
 """Augmentation of whole batches does to each image what it would do to it alone."""
 
-import random
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,19 +14,16 @@ from torchvision import transforms
 from image_classifier import augment
 from image_classifier.config import AugmentConfig, Config
 from image_classifier.data import (
-    Augmented,
     Windows,
     crops,
     shift_and_flip,
 )
 from image_classifier.data.loader import EvalData
-from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import UserError
 from image_classifier.precision import Precision
 from image_classifier.preprocess import VIEWS, Normalize
 from image_classifier.runtime import seeding
 from image_classifier.runtime.distributed import World
-from image_classifier.tasks import mix_classes
 
 CPU = World(torch.device("cpu"))
 PRECISION = Precision("fp32", Config().compute, Config().optim, CPU.device)
@@ -148,24 +143,6 @@ def test_cutout_blanks_a_square_and_nothing_else():
     blank = (images == 0).sum(dim=(1, 2, 3)) / 3
     assert blank.max() == 16
     assert blank.min() >= 4  # a quarter, at a corner
-
-
-@pytest.mark.parametrize("knobs", [{"mixup": 1.0}, {"cutmix": 1.0}, {"mixup": 1.0, "cutmix": 1.0}])
-def test_labels_are_mixed_as_the_images_are(knobs):
-    for seed in range(20):
-        # An image of class c has the value c everywhere, so the share of a value can be counted.
-        labels, images = torch.arange(4), torch.arange(4.0).view(4, 1, 1, 1).repeat(1, 3, 12, 12)
-        words = {"mix_labels": mix_classes, "num_classes": 4}
-        mix = partial(augment.mixup_cutmix, augment=AugmentConfig(**knobs), **words)
-        batch = Augmented(images.clone(), labels, weights=torch.arange(4.0))
-        mixed, targets, weights = mix(batch, chance=random.Random(seed))
-        torch.testing.assert_close(weights, targets @ torch.arange(4.0))
-        one_unread = Augmented(images, torch.tensor([0, 1, 2, LEFT_OUT]))
-        _, of_some, _ = mix(one_unread, chance=random.Random(seed))
-        assert torch.equal(of_some, targets * (torch.arange(4) < 3))
-        torch.testing.assert_close(targets.sum(1), torch.ones(4))
-        torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), targets @ torch.arange(4.0))
-        assert (targets[:2, 2:] == 0).all()  # pairs are neighbors
 
 
 @pytest.mark.parametrize("tta", VIEWS)

@@ -12,6 +12,7 @@ import torch
 from conftest import (
     GROWING,
     changed,
+    mixed,
     on_deep,
     read_image,
     run_alone,
@@ -173,7 +174,7 @@ def medical(tmp_path_factory):
 MEDICAL = {"augment__crop": "pad", "data__where": "device", "data__fit": "squash"}
 MEDICAL |= {"augment__cutout": 4, "augment__tta": "shift", "epochs": 4} | GROWING
 SATELLITE = {"augment__crop": "resized", "data__where": "stream", "data__fit": "pad"}
-SATELLITE |= {"augment__flip": "alternating", "augment__mixup": 0.5, "data__workers": 0}
+SATELLITE |= {"augment__flip": "alternating", "data__workers": 0} | mixed(mixup=0.5)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,6 @@ MISTAKES = {
     "train smoke --data.batch-size 10 --optim.accumulate 3": "should be a multiple of 3: ",
     "train smoke --optim.warmup-epochs 9": "longer than the run: --epochs 3; about 0.6 is usual",
     "train smoke --epochs 0": "trains only the last layer, on top of pretrained weights: ",
-    "train smoke --augment.mixup 0.2 --data.batch-size 15": "an even number",
     "train smoke --precision fp16 --compute.device cpu": "bf16 or fp32",
     "train smoke --run.dir /proc/nowhere": "cannot write to the run folder '/proc/nowhere'",
     "train smoke --run.init-from nowhere.pt": "no checkpoint 'nowhere.pt'",

@@ -11,7 +11,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from conftest import changed, on_deep, untrained_run
+from conftest import changed, mixed, on_deep, untrained_run
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -157,7 +157,7 @@ def opened(config):
     data = TrainData(changed(config, data__where="device"), world)
     precision = Precision(config.precision, config.compute, config.optim, GPU)
     normalize = Normalize(data.source, config.data.max_size, precision, config.augment)
-    return data, precision, normalize, build_augment(config.augment, data, normalize, world, 0)
+    return data, precision, normalize, build_augment(config.augment, data, normalize, 0)
 
 
 def augmented(gpu, config, start=3, stop=5):
@@ -198,8 +198,8 @@ AUGMENTED = [
     {"augment__crop": "none", "augment__flip": "none"},
     {"augment__crop": "pad", "augment__flip": "random", "augment__cutout": 4},
     {"augment__crop": "resized", "augment__flip": "alternating"},
-    {"augment__crop": "none", "augment__flip": "alternating", "augment__mixup": 0.2},
-    {"augment__cutmix": 0.5},
+    {"augment__crop": "none", "augment__flip": "alternating"} | mixed(mixup=0.2),
+    mixed(cutmix=0.5),
 ]
 
 
@@ -209,7 +209,7 @@ def test_augmentation_stays_on_the_device(gpu, config, knobs):
 
 
 def test_several_labels_are_mixed_on_the_device(gpu, on_labels):
-    assert augmented(gpu, changed(on_labels, augment__mixup=1.0)).labels.shape == (16, 7)
+    assert augmented(gpu, changed(on_labels, **mixed(mixup=1.0))).labels.shape == (16, 7)
 
 
 def test_images_of_16_bits_stay_on_the_device(gpu, config, satellite):
@@ -275,7 +275,7 @@ def test_a_teacher_stays_on_the_device(gpu, on_photos, photos, monkeypatch, mixu
     monkeypatch.setattr(tool, "load_model", load)
     with unset_fake_temporarily():
         run = untrained_run(changed(on_photos, run__dir=f"{on_photos.run.dir}-teacher"), photos)
-    trained(gpu, changed(on_photos, optim__teacher=run, augment__mixup=mixup))
+    trained(gpu, changed(on_photos, optim__teacher=run, **mixed(mixup=mixup)))
 
 
 @pytest.mark.parametrize(

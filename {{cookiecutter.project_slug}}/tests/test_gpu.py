@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import GROWING, changed, losses, on_deep, run_alone, run_ranks, train_until
+from conftest import GROWING, changed, losses, mixed, on_deep, run_alone, run_ranks, train_until
 from test_faults import last, plant
 from test_resume import assert_same
 
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not is_there, reason="needs a 
 @pytest.fixture
 def on_gpu(config):
     """A short run with all that may happen in a step."""
-    config = changed(config, augment__cutout=4, augment__mixup=0.2, augment__cutmix=0.5)
+    config = changed(config, augment__cutout=4, **mixed(mixup=0.2, cutmix=0.5))
     config = changed(config, optim__ema_decay=0.9, optim__clip_norm=1.0, model__dropout=0.1)
     return changed(config, compute__device="cuda", model__name="resnet9")
 
@@ -264,7 +264,7 @@ def train_on_the_same_gpu(config):
 
 def test_ranks_on_a_gpu_learn_as_one_process(on_gpu, tmp_path):
     config = changed(on_gpu, model__name="resnet9_gn", model__dropout=0.0, optim__accumulate=2)
-    config = changed(config, augment__mixup=0.0, augment__cutmix=0.0)  # of images of a rank
+    config = changed(config, **mixed(mixup=0.0, cutmix=0.0))  # of images of a rank
     alone = changed(config, run__dir=str(tmp_path / "alone"))
     run_ranks(2, train_on_the_same_gpu, config)
     run_ranks(1, train_on_the_same_gpu, alone)

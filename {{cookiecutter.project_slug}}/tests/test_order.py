@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from conftest import changed, run_ranks
+from conftest import changed, mixed, run_ranks
 
 from image_classifier.augment import build_augment
 from image_classifier.config import AugmentConfig
@@ -23,7 +23,7 @@ def opened(config, world):
     data = TrainData(config, world)
     precision = Precision("fp32", config.compute, config.optim, world.device)
     normalize = Normalize(data.source, config.data.max_size, precision)
-    return data, normalize, build_augment(config.augment, data, normalize, world, config.seed)
+    return data, normalize, build_augment(config.augment, data, normalize, config.seed)
 
 
 def seen(config, start=0, stop=8):
@@ -101,8 +101,8 @@ def test_each_epoch_augments_anew(config, knobs, most_alike, most_plain):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_see_the_same_from_memory_or_workers_from_any_step_on_any_rank(config, size):
-    knobs = {"mixup": 0.4, "cutmix": 1.0} if size == 2 else {"flip": "alternating"}
-    config = changed(config, data__batch_size=12, augment=AugmentConfig(cutout=8, **knobs))
+    knobs = {"augment__flip": "alternating"} if size == 3 else mixed(mixup=0.4, cutmix=1.0)
+    config = changed(config, data__batch_size=12, augment__cutout=8, **knobs)
     assert_all_see_the_same(config, size)
 
 

@@ -12,7 +12,17 @@ from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
-from conftest import GROWING, changed, logged, losses, run_alone, run_ranks, start, train_until
+from conftest import (
+    GROWING,
+    changed,
+    logged,
+    losses,
+    mixed,
+    run_alone,
+    run_ranks,
+    start,
+    train_until,
+)
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -153,7 +163,7 @@ def test_a_run_killed_twice_in_an_epoch_ends_as_an_unbroken_one(on_photos, tmp_p
     # With all that has a memory, draws random numbers, or changes with the epoch.
     config = changed(on_photos, data__batch_size=2, data__workers=0, data__test_size=40, epochs=4)
     config = changed(config, augment__crop="resized", augment__cutout=8)
-    config = changed(config, augment__cutmix=1.0, model__dropout=0.2, **GROWING)
+    config = changed(config, model__dropout=0.2, **mixed(cutmix=1.0), **GROWING)
     config = changed(config, optim__name=OPTIMIZERS[-1], optim__lr=1e-3, optim__ema_decay=0.9)
     config = changed(config, run__evaluate_every_epochs=1 / 3, run__log_every_steps=3)
     unbroken = changed(config, run__dir=str(tmp_path / "unbroken"))

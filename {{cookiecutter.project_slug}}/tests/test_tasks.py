@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import changed, logged, run_ranks, train_until
+from conftest import changed, logged, mixed, run_ranks, train_until
 from safetensors import safe_open
 from sklearn import metrics as sklearn
 from test_resume import assert_same, final, rows
@@ -44,7 +44,6 @@ from image_classifier.runtime.distributed import join_world
 from image_classifier.tasks import (
     TASKS,
     label_loss,
-    mix_several,
 )
 from image_classifier.train import train
 
@@ -165,12 +164,6 @@ def test_the_loss_of_several_labels_ignores_unknown_ones_and_its_parts_add_up():
     assert found == pytest.approx((-np.log(share), -np.log(1 - share)), rel=1e-5)
 
 
-def test_of_mixed_labels_the_unknown_stay_unknown():
-    labels = torch.tensor([[1, 0], [0, 0], [0, -1], [0, 1]], dtype=torch.int8)
-    mixed = mix_several(labels, torch.arange(4) ^ 1, 0.75, 2)
-    assert mixed.tolist() == [[0.75, 0], [0.25, 0], [0, -1], [0, -1]]
-
-
 def marks(data, split):  # noqa: ARG001 - it has no knobs
     """Images on which marks of four kinds are, in any combination; some labels are unknown."""
     generator = torch.Generator().manual_seed(len(split))
@@ -197,7 +190,7 @@ def train_on_marks(config, last_step=None):
 
 def test_several_labels_are_learned_and_a_killed_run_ends_as_an_unbroken_one(config, tmp_path):
     config = changed(config, data__name="marks", data__limit=0, data__batch_size=96, epochs=3)
-    config = changed(config, model__task="multi-label", model__name="resnet9", augment__mixup=0.2)
+    config = changed(config, model__task="multi-label", model__name="resnet9", **mixed(mixup=0.2))
     unbroken = changed(config, optim__lr=0.4, run__dir=str(tmp_path / "unbroken"))
     (metrics, _), config = run_ranks(2, train_on_marks, unbroken), changed(config, optim__lr=0.4)
     assert metrics["val/average_precision"] > 0.85

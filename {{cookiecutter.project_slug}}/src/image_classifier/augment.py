@@ -7,9 +7,7 @@ To add an augmentation: a function of images and draws, a line in `build_augment
 `config.py`.
 """
 
-import random
 from collections.abc import Callable
-from math import sqrt
 
 import torch
 from torch import Tensor
@@ -26,33 +24,19 @@ from .data import (
     shift_and_flip,
     take,
 )
-from .errors import UserError
 from .extensions import chained, functions
 from .preprocess import Normalize
 from .runtime import seeding
-from .runtime.distributed import World
 from .runtime.phases import phase
-from .tasks import TASKS
 
 CPU = torch.device("cpu")
 NUM_DRAWS = 9  # per image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
 
 
 def build_augment(
-    augment: AugmentConfig, data: TrainData, normalize: Normalize, world: World, seed: int
+    augment: AugmentConfig, data: TrainData, normalize: Normalize, seed: int
 ) -> Callable[[Batch, int], Augmented]:
-    """The augmentation of a run, a function of a batch and its step.
-
-    Raises:
-        UserError: if mixup or CutMix find an odd number of images on a rank.
-    """
-    share = world.local_slice(data.batch_size)
-    mixes = augment.mixup > 0 or augment.cutmix > 0
-    if mixes and (share.stop - share.start) % 2:
-        raise UserError(
-            f"mixup and cutmix work on pairs: --data.batch-size {data.batch_size} must leave each "
-            f"of the {world.size} processes an even number of images"
-        )
+    """The augmentation of a run, a function of a batch and its step."""
     crop_and_flip = build_crop_and_flip(augment, data, seed)
     # Each policy of a tool changes pixels by draws of its own `key`, `num_draws` for each image.
     of_source = data.source.channels, data.source.bits
@@ -71,15 +55,9 @@ def build_augment(
             if augment.cutout:
                 cutout(images, draws[:, 7:9], augment.cutout * images.shape[2] // full_size)
             weights = None if data.weights is None else data.weights[batch.indices]
-            found = Augmented(images, batch.labels, weights)
-            if mixes:
-                place = seeding.seed_at(seeding.BATCH, seed, step, 1)
-                chance = random.Random(place)  # noqa: S311 - reproducible
-                mix_labels = TASKS[data.source.task].mix_labels
-                return mixup_cutmix(found, augment, mix_labels, data.num_classes, chance)
-            return found
+            return Augmented(images, batch.labels, weights)
 
-    return apply
+    return chained("batches", "change_batches", apply, augment, data, seed)
 
 
 def build_crop_and_flip(
@@ -166,38 +144,3 @@ def cutout(images: Tensor, draws: Tensor, side: int) -> None:
     rows = (y >= top) & (y < top + side)  # (batch, height)
     columns = (x >= left) & (x < left + side)
     images.masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
-
-
-def mixup_cutmix(
-    batch: Augmented,
-    augment: AugmentConfig,
-    mix_labels: Callable[[Tensor, Tensor, float, int], Tensor],
-    num_classes: int,
-    chance: random.Random,
-) -> Augmented:
-    """Mixup (https://arxiv.org/abs/1710.09412) or CutMix (https://arxiv.org/abs/1905.04899).
-
-    Mixes neighboring images of a rank, their labels as their task does, and weights. If both are
-    on, each step picks one.
-    """
-    images, labels, weights = batch
-    count, _, height, width = images.shape
-    partner = torch.arange(count, device=images.device) ^ 1
-    others = images[partner]
-    coin = chance.random() < 0.5
-    if augment.cutmix and (coin or not augment.mixup):
-        kept = chance.betavariate(augment.cutmix, augment.cutmix)
-        half_height = sqrt(1 - kept) * height / 2
-        half_width = sqrt(1 - kept) * width / 2
-        y, x = chance.uniform(0, height), chance.uniform(0, width)
-        rows = slice(max(0, round(y - half_height)), min(height, round(y + half_height)))
-        columns = slice(max(0, round(x - half_width)), min(width, round(x + half_width)))
-        images[:, :, rows, columns] = others[:, :, rows, columns]
-        area = (rows.stop - rows.start) * (columns.stop - columns.start)
-        kept = 1 - area / (height * width)  # the border may have cut the box
-    else:
-        kept = chance.betavariate(augment.mixup, augment.mixup)
-        images = torch.lerp(others, images, kept)
-    if weights is not None:
-        weights = torch.lerp(weights[partner], weights, kept)
-    return Augmented(images, mix_labels(labels, partner, kept, num_classes), weights)

@@ -86,8 +86,6 @@ class AugmentConfig:
     flip: Literal["none", "random", "alternating"] = "random"  # horizontal flip; alternating: the
     # images that were not flipped in the epoch before, https://arxiv.org/abs/2404.00498
     cutout: int = within(0, 0, 4096)  # side of a square that is blanked, in pixels; 0: none
-    mixup: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
-    cutmix: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
     tta: Literal["none", "flip", "shift"] = "none"  # test-time augmentation: average predictions
     # over an image and its mirror image; shift: also moved by one pixel, 6 views in all
 

@@ -44,11 +44,11 @@ def shapes() -> Config:
 def folder() -> Config:
     """Your own photographs, from scratch: `--data.root FOLDER`."""
     # For some hundreds of images, soon known by heart: no two looks at one may be alike. Tools that
-    # are there bring a policy and another optimizer: `train.py folder --help` has what is in force.
+    # are there bring mixup, a policy and another optimizer: see `train.py folder --help`.
     return Config(
         epochs=100,
         data=DataConfig(name="folder", image_size=128, batch_size=64),
-        augment=AugmentConfig(crop="resized", mixup=0.4, cutmix=1.0),
+        augment=AugmentConfig(crop="resized"),
         model=ModelConfig(name="resnet18"),
         optim=OptimConfig(
             name="adamw",

@@ -46,8 +46,6 @@ class Task:
 
     loss: Callable[[OptimConfig, int], LossFn]  # see `build_loss`
     probabilities: Callable[[Tensor], Tensor]  # of logits: (count, classes)
-    mix_labels: Callable[[Tensor, Tensor, float, int], Tensor]  # labels, the other image of each,
-    # the share that stays, and the number of classes -> (count, classes) float32
     results: Callable[[Tensor, Tensor], ImageResult]  # of logits and labels
     predictions: Callable[[Source, ImageResult, Tensor | None], Predictions]  # the last are
     # probabilities, (count, classes)
@@ -106,20 +104,6 @@ def mean_over_labels(
     return loss_of
 
 
-def mix_classes(labels: Tensor, partner: Tensor, kept: float, num_classes: int) -> Tensor:
-    """Shares of (count,) classes; an image that could not be read has none."""
-    targets = torch.zeros((len(labels), num_classes), device=labels.device)
-    targets.scatter_(1, labels.clamp(min=0)[:, None], (labels >= 0).float()[:, None])
-    return torch.lerp(targets[partner], targets, kept)
-
-
-def mix_several(labels: Tensor, partner: Tensor, kept: float, _: int) -> Tensor:
-    """Shares of (count, classes) labels; what is unknown of one image stays unknown."""
-    targets = labels.float()
-    mixed = torch.lerp(targets[partner], targets, kept)
-    return mixed.masked_fill((labels < 0) | (labels[partner] < 0), LEFT_OUT)
-
-
 def class_results(logits: Tensor, labels: Tensor) -> ImageResult:
     """The results of a batch with (batch,) int64 labels."""
     best = logits.topk(min(5, logits.shape[1]), dim=1).indices  # (batch, 5)
@@ -172,7 +156,6 @@ TASKS = {
     "single-label": Task(
         loss=class_loss,
         probabilities=lambda logits: logits.softmax(dim=1),
-        mix_labels=mix_classes,
         results=class_results,
         predictions=class_predictions,
         by_class=recalls,
@@ -181,7 +164,6 @@ TASKS = {
     "multi-label": Task(
         loss=label_loss,
         probabilities=torch.sigmoid,
-        mix_labels=mix_several,
         results=label_results,
         predictions=label_predictions,
         by_class=average_precisions,

@@ -13,7 +13,9 @@ MISSING = object()
 # Options that are tools' now, with the values that saved configs of pretuned 0.1 have where they
 # were not used.
 MOVED = {
+    "augment.cutmix": 0.0,
     "augment.min_size": 0,
+    "augment.mixup": 0.0,
     "augment.policy": "none",
     "compute.gradient_checkpointing": False,
     "compute.parallel": "ddp",

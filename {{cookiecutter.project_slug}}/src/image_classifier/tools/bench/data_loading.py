@@ -139,7 +139,7 @@ def use_dataloader(
     if as_float:
         plain = partial(Tensor.contiguous, memory_format=run.normalize.memory_format)
         config = run.config
-        run.augment = build_augment(config.augment, data, plain, run.world, config.seed)
+        run.augment = build_augment(config.augment, data, plain, config.seed)
 
 
 def resident(setup: Setup) -> Variants | str:

@@ -36,6 +36,7 @@ def imagenet_vit_s() -> Config:
     # https://arxiv.org/abs/2205.01580, and big_vision's configs/vit_s16_i1k.py. There the head has
     # a hidden layer, and a test sees the middle 7/8 of an image.
     need_tool("options", "policies", "imagenet_vit_s")
+    need_tool("options", "mixup", "imagenet_vit_s")
     return Config(
         epochs=90,
         data=DataConfig(name="folder", root="imagenet", image_size=224, batch_size=1024),

@@ -66,7 +66,7 @@ def seen(
     """
     precision = Precision("fp32", config.compute, config.optim, world.device)
     normalize = Normalize(data.source, config.data.max_size, precision, config.augment)
-    augment = build_augment(config.augment, data, normalize, world, config.seed)
+    augment = build_augment(config.augment, data, normalize, config.seed)
     _, numbers = next(data.places(0, 1))
     count = len(numbers)
     numbers = numbers[:columns]

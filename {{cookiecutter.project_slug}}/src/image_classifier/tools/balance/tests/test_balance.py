@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import changed, write_photo
+from conftest import changed, mixed, write_photo
 from test_order import opened, seen
 from torch.nn.functional import (
     binary_cross_entropy_with_logits,
@@ -81,7 +81,7 @@ def test_rare_classes_count_for_more_in_a_loss_whose_parts_add_up(skewed):
 
 
 @pytest.mark.parametrize("where", ["device", "host", "stream"])
-@pytest.mark.parametrize("knobs", [{}, {"augment__mixup": 1.0}, {"augment__cutmix": 1.0}])
+@pytest.mark.parametrize("knobs", [{}, mixed(mixup=1.0), mixed(cutmix=1.0)])
 def test_each_image_has_its_weight_when_it_reaches_the_model(skewed, where, knobs):
     config = changed(skewed, data__balance="loss", data__where=where, **knobs)
     data, _, augment = opened(config, CPU)

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, mixed
 
 from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.cli import main
@@ -38,7 +38,7 @@ def bench(config, *names, budget=TINY, leave_out=False):
 def test_a_timed_run_makes_the_steps_of_training(config):
     ways = {"optim__ema_decay": 0.9, "optim__accumulate": 2}
     ways |= {"data__balance": "loss"} if hasattr(config.data, "balance") else {}
-    config = changed(config, data__limit=32, augment__mixup=0.2, **ways)  # 2 epochs of 2 steps
+    config = changed(config, data__limit=32, **ways, **mixed(mixup=0.2))  # 2 epochs of 2 steps
     train(config)
     saved = read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))["state"]
     run = timing.TimedRun(config, CPU, TrainData(config, CPU))
@@ -144,7 +144,7 @@ def test_every_tip_works_or_says_what_it_needs(on_photos, device):
     knobs = {"compute__device": device, "run__processes": 1, "data__where": "stream"}
     if "augment.policy" in of_tools():  # as most presets for photographs have
         knobs["augment__policy"] = "trivialaugment"
-    config = changed(on_photos, data__workers=0, augment__mixup=0.2, **knobs)
+    config = changed(on_photos, data__workers=0, **mixed(mixup=0.2), **knobs)
     names = [name for name in TIPS if device == "cuda" or name not in SLOW + LOADING]
     for row in bench(config, *names)[0]:
         assert not row["reason"] or row["reason"].startswith("needs ")

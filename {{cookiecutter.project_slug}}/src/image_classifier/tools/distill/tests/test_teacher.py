@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import changed, losses, run_ranks, train_until
+from conftest import changed, losses, mixed, run_ranks, train_until
 from torch.nn.functional import interpolate, one_hot
 
 from image_classifier.checkpoints.reading import read_checkpoint
@@ -114,7 +114,7 @@ def test_of_several_labels_what_is_unknown_stays_unknown(finished):
 
 
 def test_an_interrupted_student_ends_as_an_unbroken_one(taught, tmp_path):
-    config = changed(taught, augment__mixup=1.0, optim__accumulate=2, optim__ema_decay=0.9)
+    config = changed(taught, optim__accumulate=2, optim__ema_decay=0.9, **mixed(mixup=1.0))
     config = changed(config, data__image_size=24, model__dropout=0.2)
     unbroken = changed(config, run__dir=str(tmp_path / "unbroken"))
     train(unbroken)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, mixed
 
 from image_classifier.cli import main
 from image_classifier.data import TrainData
@@ -113,7 +113,7 @@ def test_a_batch_that_does_not_fit_is_divided_and_one_that_fits_is_not(config, m
 
 def test_the_steps_are_those_of_training_but_change_no_weight(config, monkeypatch):
     monkeypatch.setattr(finding, "ROUND_SECONDS", 0)
-    config = changed(config, optim__ema_decay=0.9, augment__mixup=0.2)
+    config = changed(config, optim__ema_decay=0.9, **mixed(mixup=0.2))
     trial = finding.Trial(config, CPU, TrainData(config, CPU))
     before = [weight.clone() for weight in trial.training.state.model.parameters()]
     size = trial.measure(24)

@@ -29,6 +29,7 @@ def test_a_recipe_names_the_tool_that_it_needs(monkeypatch):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_model_of_every_preset_builds(preset):
     pytest.importorskip("image_classifier.tools.policies")
+    pytest.importorskip("image_classifier.tools.mixup")
     tool = "progressive_resizing"
     pytest.importorskip(f"image_classifier.tools.{tool}")
     config = preset()
@@ -40,6 +41,7 @@ def test_the_model_of_every_preset_builds(preset):
 
 def test_recipes_for_imagenet_have_the_rates_and_decay_that_were_published():
     pytest.importorskip("image_classifier.tools.policies")
+    pytest.importorskip("image_classifier.tools.mixup")
     module = "tools.progressive_resizing.crops"
     resizing = pytest.importorskip(f"image_classifier.{module}")
     published = {preset.__name__: preset for preset in PRESETS}

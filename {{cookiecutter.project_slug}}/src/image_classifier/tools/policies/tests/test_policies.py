@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import changed, on_deep, run_alone, run_ranks, train_until
+from conftest import changed, mixed, on_deep, run_alone, run_ranks, train_until
 from test_order import assert_all_see_the_same, by_image, seen
 from test_resume import assert_same, final
 from torchvision.transforms import v2
@@ -106,7 +106,7 @@ def assert_resumes(config, folder):
 
 
 def test_a_killed_run_ends_as_an_unbroken_one(on_photos, tmp_path):
-    config = changed(on_photos, data__workers=2, augment__crop="resized", augment__mixup=0.4)
+    config = changed(on_photos, data__workers=2, augment__crop="resized", **mixed(mixup=0.4))
     config = changed(config, augment__policy="trivialaugment", run__evaluate_every_epochs=1 / 3)
     assert_resumes(config, tmp_path / "unbroken")
 

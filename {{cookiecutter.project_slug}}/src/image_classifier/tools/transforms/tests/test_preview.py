@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import changed, on_deep
+from conftest import changed, mixed, on_deep
 from PIL import Image
 from test_order import opened
 
@@ -40,9 +40,10 @@ def test_the_command_writes_a_picture_and_says_where(tmp_path, capsys):
 @pytest.mark.parametrize("where", ["auto", "stream", "host", "device"])
 @pytest.mark.parametrize("crop", ["pad", "resized"])
 def test_the_first_rows_are_the_images_and_what_step_0_sees(on_photos, crop, where):
-    knobs = {"vertical_flip": True, "jitter": 0.5, "cutout": 8, "mixup": 0.3}
+    knobs = {"vertical_flip": True, "jitter": 0.5, "cutout": 8}
     config = changed(on_photos, data__where=where, data__workers=0, seed=3)
     config = changed(config, augment=AugmentConfig(crop=crop, **knobs), data__fit="pad")
+    config = changed(config, **mixed(mixup=0.3))
     plain, first, second = cells(preview(config, 4, 2), 3, 4, 32)
     with join_world(config.compute) as world:
         data, normalize, augment = opened(config, world)

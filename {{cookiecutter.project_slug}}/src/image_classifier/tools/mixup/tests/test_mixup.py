@@ -1,0 +1,55 @@
+"""Images are mixed in pairs, and what is known of their labels alike."""
+
+import random
+from functools import partial
+
+import pytest
+import torch
+from conftest import changed
+from test_order import opened
+
+from image_classifier.config import AugmentConfig
+from image_classifier.data import LEFT_OUT, Augmented
+from image_classifier.errors import UserError
+from image_classifier.runtime.command_line import take_preset
+from image_classifier.runtime.distributed import World
+from image_classifier.tools.mixup.batches import (
+    mix_several,
+    mixup_cutmix,
+)
+
+
+@pytest.mark.parametrize("knobs", [{"mixup": 1.0}, {"cutmix": 1.0}, {"mixup": 1.0, "cutmix": 1.0}])
+def test_labels_are_mixed_as_the_images_are(knobs):
+    for seed in range(20):
+        # An image of class c has the value c everywhere, so the share of a value can be counted.
+        labels, images = torch.arange(4), torch.arange(4.0).view(4, 1, 1, 1).repeat(1, 3, 12, 12)
+        mix = partial(mixup_cutmix, augment=AugmentConfig(**knobs), num_classes=4)
+        batch = Augmented(images.clone(), labels, weights=torch.arange(4.0))
+        mixed, targets, weights = mix(batch, chance=random.Random(seed))
+        torch.testing.assert_close(weights, targets @ torch.arange(4.0))
+        one_unread = Augmented(images, torch.tensor([0, 1, 2, LEFT_OUT]))
+        _, of_some, _ = mix(one_unread, chance=random.Random(seed))
+        assert torch.equal(of_some, targets * (torch.arange(4) < 3))
+        torch.testing.assert_close(targets.sum(1), torch.ones(4))
+        torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), targets @ torch.arange(4.0))
+        assert (targets[:2, 2:] == 0).all()  # pairs are neighbors
+
+
+def test_of_mixed_labels_the_unknown_stay_unknown():
+    labels = torch.tensor([[1, 0], [0, 0], [0, -1], [0, 1]], dtype=torch.int8)
+    mixed = mix_several(labels, torch.arange(4) ^ 1, 0.75)
+    assert mixed.tolist() == [[0.75, 0], [0.25, 0], [0, -1], [0, -1]]
+
+
+def test_an_odd_number_of_images_is_refused(config):
+    odd = changed(config, augment__mixup=0.2, data__batch_size=15)
+    with pytest.raises(UserError, match="must leave each of the 1 processes an even number"):
+        opened(odd, World(torch.device("cpu")))
+
+
+def test_the_preset_for_photographs_from_scratch_mixes():
+    _, preset = take_preset(["folder"], "shapes")
+    assert (preset.augment.mixup, preset.augment.cutmix) == (0.4, 1.0)
+    _, preset = take_preset(["finetune"], "shapes")
+    assert (preset.augment.mixup, preset.augment.cutmix) == (0.0, 0.0)
