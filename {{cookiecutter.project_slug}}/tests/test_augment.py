@@ -8,7 +8,6 @@ import torch
 from conftest import changed
 from PIL import Image
 from test_order import opened
-from torch.nn import functional
 from torchvision import transforms
 
 from image_classifier import augment
@@ -93,23 +92,20 @@ def test_evaluation_sees_images_of_the_size_it_asks_for(photos):
 def test_boxes_lie_in_the_image_and_are_as_large_as_torchvisions():
     torch.manual_seed(0)
     uniform, least = torch.rand(2000, crops.BOX_DRAWS), 0.08
-    boxes = crops.random_boxes(uniform, 60, 100, least)
+    sides, places = crops.random_sides(uniform[:, 2:], least).tolist(), uniform[:, :2].tolist()
+    boxes = torch.tensor(
+        [crops.place_box(*pair, 60, 100) for pair in zip(sides, places, strict=True)]
+    )
     assert (boxes >= 0).all()
-    assert (boxes[:, :2] + boxes[:, 2:] <= torch.tensor((60.001, 100.001))).all()
+    assert (boxes[:, :2] + boxes[:, 2:] <= torch.tensor((60, 100))).all()
     image, get = torch.empty(3, 60, 100), transforms.RandomResizedCrop.get_params
     theirs = torch.tensor([get(image, (least, 1), (3 / 4, 4 / 3)) for _ in range(2000)])
     for moment in (torch.mean, torch.std):
         sizes, their_sizes = (moment(found[:, 2:].log(), 0) for found in (boxes, theirs))
         torch.testing.assert_close(sizes, their_sizes, atol=0.03, rtol=0)
-    # Workers place them likewise, in whole pixels.
-    sides, places = crops.random_sides(uniform[:, 2:], least).tolist(), uniform[:, :2].tolist()
-    placed = [crops.place_box(*pair, 60, 100) for pair in zip(sides, places, strict=True)]
-    assert (torch.tensor(placed) - boxes).abs().max() <= 1
 
 
 def test_crops_are_those_of_pillow():
-    whole = augment.resized_crop(IMAGES, torch.full((6, crops.BOX_DRAWS), 0.5), 12, 1.0)
-    torch.testing.assert_close(whole, IMAGES.float(), atol=1e-3, rtol=0)
     pixels, out = torch.randint(0, 256, (90, 120, 3)).byte(), torch.empty(48, 48, 3).byte()
     crops.crop(pixels, (10, 7, 64, 101), out)
     image = Image.fromarray(pixels[10:74, 7:108].numpy())
@@ -119,22 +115,6 @@ def test_crops_are_those_of_pillow():
     assert difference.mean() < 0.05
     crops.fit_square(pixels[:48, :60], out, "crop", ())
     assert torch.equal(out, pixels[:48, 6:54])
-
-
-def test_a_crop_repeats_the_outermost_pixels_at_the_border():
-    noise, sides = torch.Generator().manual_seed(0), (37, 61)
-    images = torch.randint(256, (200, *sides, 3), generator=noise).byte()
-    draws = torch.rand((200, crops.BOX_DRAWS), generator=noise)
-    draws[:, :2] = draws[:, :2].round()  # boxes in the corners
-    found = augment.resized_crop(images, draws, 96, 0.08)
-    boxes = crops.random_boxes(draws, *sides, 0.08)
-    for image, (top, left, height, width), crop in zip(images, boxes, found, strict=True):
-        centers = (torch.arange(96) + 0.5) / 96
-        y = ((top + height * centers) * (2 / sides[0]) - 1)[:, None].expand(96, 96)
-        x = ((left + width * centers) * (2 / sides[1]) - 1).expand(96, 96)
-        pixels, grid = image.permute(2, 0, 1)[None].float(), torch.stack((x, y), dim=2)[None]
-        whole = functional.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
-        torch.testing.assert_close(crop, whole[0].permute(1, 2, 0), atol=0.01, rtol=0)
 
 
 def test_cutout_blanks_a_square_and_nothing_else():

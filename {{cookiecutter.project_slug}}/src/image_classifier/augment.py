@@ -11,16 +11,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import grid_sample
 
 from .config import AugmentConfig
 from .data import (
-    BOX_DRAWS,
     Augmented,
     Batch,
     TrainData,
     Windows,
-    random_boxes,
     shift_and_flip,
     take,
 )
@@ -70,10 +67,9 @@ def build_crop_and_flip(
     """
     size = data.data.image_size
     device = data.world.device
-    crops = data.cropper == "device"
     pad = size // 8 if augment.crop == "pad" else 0
     moves = pad > 0 or (augment.flip != "none" and data.cropper != "workers")  # who flip too
-    is_served = moves and not crops and Windows.serve(data, pad)
+    is_served = moves and data.cropper != "device" and Windows.serve(data, pad)
     windows = Windows(data.pixels, pad) if is_served else None
     alternates = augment.flip == "alternating"
     sides = seeding.sides_at(seed, len(data)).to(device) if alternates else None
@@ -81,12 +77,6 @@ def build_crop_and_flip(
     def crop_and_flip(batch: Batch, draws: Tensor | None, step: int) -> Tensor:
         pixels = batch.pixels
         rows = batch.rows
-        if crops:
-            pixels = batch.images.permute(0, 2, 3, 1)
-            rows = None
-            further_tries = local_draws(seed, step, 2, count=BOX_DRAWS - 4, data=data)
-            boxes = torch.cat((draws[:, 3:7], further_tries), dim=1)
-            pixels = resized_crop(pixels, boxes, size, augment.min_scale)
         if not moves:
             return pixels if rows is None else take(pixels, rows)
         shifts = (draws[:, 1:3] * (2 * pad + 1)).long() - pad
@@ -106,28 +96,6 @@ def local_draws(*place: int, count: int, data: TrainData, on: torch.device | Non
     generator = seeding.generator_at(seeding.BATCH, *place, device=device)
     draws = torch.rand((data.batch_size, count), generator=generator, device=device)
     return draws[data.world.local_slice(data.batch_size)]
-
-
-def resized_crop(images: Tensor, draws: Tensor, size: int, min_area: float) -> Tensor:
-    """A random resized crop of each image, bilinear: (batch, size, size, channels) float32.
-
-    `draws` is (batch, BOX_DRAWS); `min_area` the smallest share of the image.
-    """
-    height, width = images.shape[1:3]
-    top, left, box_height, box_width = random_boxes(draws, height, width, min_area).T
-    # Pixel centers of the output, from 0 to 1 of the box, then in grid_sample's -1..1 of the image.
-    centers = (torch.arange(size, device=images.device) + 0.5) / size
-    y = (top[:, None] + box_height[:, None] * centers) * (2 / height) - 1
-    x = (left[:, None] + box_width[:, None] * centers) * (2 / width) - 1
-    # Clamped to pixel centers, which is `padding_mode="border"`: torch 2.11 and 2.12 lack that on
-    # Apple's GPUs (https://github.com/pytorch/pytorch/issues/125098).
-    y.clamp_(1 / height - 1, 1 - 1 / height)
-    x.clamp_(1 / width - 1, 1 - 1 / width)
-    grid = torch.stack(
-        (x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)), dim=3
-    )
-    cropped = grid_sample(images.permute(0, 3, 1, 2).float(), grid, align_corners=False)
-    return cropped.permute(0, 2, 3, 1).contiguous()
 
 
 def cutout(images: Tensor, draws: Tensor, side: int) -> None:

@@ -8,7 +8,7 @@ from .arrays import COLORED, channel_axis, dtype_of, fitted, take, wrong_channel
 from .autotune import fits_memory, open_loader
 from .batch import Augmented, Batch, prefetched
 from .cache_folder import NO_CACHE, cache_folder
-from .crops import BOX_DRAWS, fit_square, mean_color, random_boxes, resize
+from .crops import BOX_DRAWS, fit_square, mean_color, random_sides, resize
 from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import ALL, NoLabelsError, WrapperError, find_folders
 from .datasets.labels import Label, numbered, numbers_as_names

@@ -10,6 +10,7 @@ import torch
 
 from ..config import AugmentConfig, DataConfig, RunConfig
 from ..errors import UserError
+from ..extensions import functions
 from ..runtime.distributed import World
 from ..runtime.machine import device_memory_bytes, host_memory_bytes
 from .datasets.source import Source
@@ -42,9 +43,18 @@ def choose_where(
 
 
 def who_crops(augment: AugmentConfig, where: str) -> Literal["workers", "device", "nobody"]:
-    """Who cuts random resized crops: workers, if they decode the images for every batch."""
+    """Who cuts random resized crops: workers, if they decode the images for every batch.
+
+    Raises:
+        UserError: if it would be the device, for which there is no tool.
+    """
     if augment.crop != "resized":
         return "nobody"
+    if where != "stream" and not functions("crops", "crop_on_device"):
+        raise UserError(
+            f"--augment.crop resized with --data.where {where} needs a tool that is not here: "
+            "pretuned add device-crops; or --data.where stream"
+        )
     return "workers" if where == "stream" else "device"
 
 

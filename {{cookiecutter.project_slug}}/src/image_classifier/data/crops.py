@@ -88,29 +88,11 @@ def mean_color(mean: Sequence[float], dtype: torch.dtype) -> Tensor:
     return (torch.tensor(mean, dtype=torch.float64) * torch.iinfo(dtype).max).round().to(dtype)
 
 
-def random_boxes(draws: Tensor, height: int, width: int, min_area: float) -> Tensor:
-    """Boxes of random area and shape at random places, for random resized crops.
-
-    `draws` is (count, BOX_DRAWS) from 0 to 1. Returns (count, 4) float32: top, left, height, width
-    in pixels. The area is uniform from `min_area` to 1 of the image, the aspect ratio log-uniform
-    from 3/4 to 4/3 (https://arxiv.org/abs/1409.4842). As everywhere, a box too long for the image
-    is drawn anew, so that boxes are smaller on average than `min_area` says; the last is cut.
-    """
-    sides = random_sides(draws[:, 2:], min_area) * math.sqrt(height * width)
-    fits = (sides[..., 0] <= height) & (sides[..., 1] <= width)  # (count, TRIES)
-    fits[:, -1] = True
-    first = fits.int().argmax(dim=1)
-    heights, widths = sides[torch.arange(len(sides), device=sides.device), first].T
-    heights, widths = heights.clamp(max=height), widths.clamp(max=width)
-    return torch.stack(
-        (draws[:, 0] * (height - heights), draws[:, 1] * (width - widths), heights, widths), dim=1
-    )
-
-
 def random_sides(draws: Tensor, min_area: float) -> Tensor:
     """Height and width of random boxes in an image of area 1, `TRIES` to choose from.
 
-    (count, 2 * TRIES) from 0 to 1 -> (count, TRIES, 2) float32.
+    The area is uniform from `min_area` to 1, the aspect ratio log-uniform from 3/4 to 4/3
+    (https://arxiv.org/abs/1409.4842). (count, 2 * TRIES) from 0 to 1 -> (count, TRIES, 2) float32.
     """
     area = min_area + (1 - min_area) * draws[:, 0::2]
     aspect = (4 / 3) ** (2 * draws[:, 1::2] - 1)  # width / height
@@ -120,10 +102,11 @@ def random_sides(draws: Tensor, min_area: float) -> Tensor:
 def place_box(
     sides: list[list[float]], draws: list[float], height: int, width: int
 ) -> tuple[int, int, int, int]:
-    """One of `random_boxes`, in whole pixels: top, left, height, width.
+    """A box of random area and shape at a random place, in pixels: top, left, height, width.
 
-    `sides` is of `random_sides`, `draws` are two from 0 to 1: where in the image. In plain Python,
-    as workers meet images of all sizes, one at a time.
+    `sides` is of `random_sides`, `draws` are two from 0 to 1: where in the image. As everywhere, a
+    box too long for the image is drawn anew, so that boxes are smaller on average than their least
+    area says; the last is cut. In plain Python, as workers meet images of all sizes, one at a time.
     """
     scale = math.sqrt(height * width)
     box_height = box_width = 0.0

@@ -25,7 +25,8 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `network.py` changes a network: `change_network` and, when it is whole, `wrap_network` for every
   command, `change_training` one that trains, with its images, of which `plain_weights` makes the
   weights of the network without that change.
-- `crops.py` changes the crops of training images, which are not normalized yet: `change_crops`.
+- `crops.py` changes the crops of training images, which are not normalized yet: `change_crops`;
+  one with `crop_on_device` cuts random resized crops from images in memory.
 - `policy.py` changes training images before they are normalized: `open_policy`; `key`: its draws.
 - `batches.py` changes batches of training, which are normalized: `change_batches`.
 - `optimizer.py` is the optimizer of the tool's name: `build_optimizer`.

@@ -147,6 +147,9 @@ def resident(setup: Setup) -> Variants | str:
     config = setup.config
     source = setup.data.source
     count = len(source)
+    is_same = config.augment.crop != "resized"  # else the pixels change
+    if not is_same and find_tool("crops", "device-crops") is None:
+        return "needs a tool that is not here: pretuned add device-crops"
     if config.data.where == "stream" and source.pixels is None and count > RESIDENT_IMAGES:
         count = max(RESIDENT_IMAGES, config.data.batch_size)
         config = with_knobs(config, {"data.limit": count})
@@ -159,7 +162,6 @@ def resident(setup: Setup) -> Variants | str:
     }
     if not fitting:
         return f"{needed_bytes / 2**30:,.0f} GB of images, too much for memory"
-    is_same = config.augment.crop != "resized"  # else the pixels change
     stays = by_knob(config, "data.where", fitting, is_choice=is_same)
     return {"stream": Variant(streamed(config), is_choice=is_same)} | stays
 

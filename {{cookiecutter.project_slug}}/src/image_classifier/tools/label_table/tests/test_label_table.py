@@ -307,7 +307,8 @@ EXPECTED = [[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 0, 1]]  # ant, bee, cat
     ("where", "workers"), [("stream", 0), ("stream", 2), ("host", 0), ("device", 0)]
 )
 def test_several_labels_and_weights_arrive_with_their_images(labelled, where, workers):
-    config = changed(labelled, data__where=where, data__workers=workers)
+    crop = "resized" if where == "stream" else "pad"
+    config = changed(labelled, data__where=where, data__workers=workers, augment__crop=crop)
     data = TrainData(config, CPU)
     seen_numbers = []
     for batch in data.batches(0, 3):

@@ -13,7 +13,7 @@ gpu = test_fake_gpu.gpu  # a fixture
 
 
 def test_policies_stay_on_the_device(gpu, config, satellite):
-    config = changed(config, augment__policy="randaugment-m9-n1", augment__crop="resized")
+    config = changed(config, augment__policy="randaugment-m9-n1", augment__crop="pad")
     assert augmented(gpu, config).images.shape == (16, 3, 32, 32)
     deep = on_deep(config, satellite, 5, augment__policy="trivialaugment", augment__crop="pad")
     assert augmented(gpu, deep).images.shape == (8, 5, 32, 32)

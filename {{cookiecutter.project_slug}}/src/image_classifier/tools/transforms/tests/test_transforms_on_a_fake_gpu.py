@@ -19,7 +19,7 @@ KNOBS = {"vertical_flip": True, "turns": True, "jitter": 0.4, "grayscale": 0.5, 
 
 
 def test_transforms_stay_on_the_device(gpu, config, satellite):
-    every = changed(config, augment=AugmentConfig(crop="resized", **KNOBS))
+    every = changed(config, augment=AugmentConfig(crop="pad", **KNOBS))
     assert augmented(gpu, every).images.shape == (16, 3, 32, 32)
     deep = on_deep(config, satellite, 5)
     deep = changed(deep, augment=AugmentConfig(vertical_flip=True, turns=True, blur=0.5))
