@@ -15,7 +15,7 @@ from pretuned_answers import RefusedError
 
 TEMPLATE = next(Path(__file__).resolve().parents[1].glob("{{*}}"))  # which has all of them
 FOLDER = Path("src", "image_classifier", "tools")
-FEW = ("evaluate", "linear_probe", "predict", "profile", "report", "tensorboard")
+FEW = ("evaluate", "layer_decay", "linear_probe", "predict", "profile", "report", "tensorboard")
 USUAL = (*FEW, "calibration", "check", "cifar", "cpu_precision", "export", "mixup", "monitor")
 USUAL += ("muon", "policies", "prepare", "timm", "wandb")
 PAGES = {"bench": ("docs/tips.md",)}  # what belongs to a tool and is not in its folder

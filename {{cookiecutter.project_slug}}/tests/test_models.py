@@ -34,11 +34,6 @@ def test_models_of_torchvision_get_a_head_dropout_and_blocks():
         assert not torch.equal(layer(features), layer(features))
         model.eval()
         assert torch.equal(layer(features), layer(features))
-        found, weights = blocks.find_blocks(model), list(model.parameters())
-        assert 9 <= len(found) <= 14
-        assert found[0][0] is weights[0]
-        assert found[-1] == list(layer.parameters())
-        assert sorted(id(w) for block in found for w in block) == sorted(map(id, weights))
 
 
 def test_small_images_keep_their_resolution():

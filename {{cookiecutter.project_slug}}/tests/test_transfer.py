@@ -22,7 +22,6 @@ from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
 from image_classifier.extensions import finding
 from image_classifier.models import build_model
-from image_classifier.optim import build_optimizer, set_lr
 from image_classifier.runtime.distributed import World
 from image_classifier.train import train
 
@@ -142,14 +141,3 @@ def test_without_a_tool_that_fits_it_a_new_last_layer_begins_at_zero(
     first = next(row for row in logged(config.run.dir) if "val/loss" in row)
     assert (first["step"], first["val/loss"]) == (0, pytest.approx(math.log(10)))
     assert "last layer at zero: top-1 " in capsys.readouterr().out
-
-
-def test_lower_blocks_learn_more_slowly(config):
-    optimizer = build_optimizer(replace(config.optim, layer_decay=0.5), DONOR)
-    assert set_lr(optimizer, 1.0) == 1.0
-    rates = [group["lr"] for group in optimizer.param_groups]
-    assert rates == sorted(rates)
-    assert rates[-4:] == [0.5, 0.5, 1.0, 1.0]
-    assert rates[0] == 0.5 ** (len(rates) // 2 - 1)
-    lowest = {weight for group in optimizer.param_groups[:2] for weight in group["params"]}
-    assert DONOR.stem[0].weight in lowest

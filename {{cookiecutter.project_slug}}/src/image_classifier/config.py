@@ -127,8 +127,6 @@ class OptimConfig:
     # evaluated; 0: off
     freeze_bn: bool = False  # BatchNorm keeps its statistics, those of pretrained weights:
     # batches of a few images would spoil them
-    layer_decay: float = within(1.0, 0.01, 1)  # layer-wise learning-rate decay: factor from each
-    # block to the one below it
 
 
 @section("compute")

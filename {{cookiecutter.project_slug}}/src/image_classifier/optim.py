@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .config import OptimConfig
-from .extensions import find_tool
-from .models import find_blocks, find_matrices
+from .extensions import chained, find_tool
+from .models import find_matrices
 from .runtime.machine import leave_tracer_out, untraced
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
@@ -42,7 +42,7 @@ def build_schedule(
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> float:
-    """Set the learning rate of all weights, in lower blocks scaled by layer decay; return it."""
+    """Set the learning rate of all weights, scaled in some groups; return it."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
     return lr
@@ -73,22 +73,16 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
 def param_groups(optim: OptimConfig, model: nn.Module) -> list[dict[str, object]]:
     """Weights in groups: matrices and filters decay; biases, norms, scales, embeddings do not.
 
-    With layer decay, two groups for each block, from the first to the last: lower blocks, whose
-    features are more general, learn more slowly (https://arxiv.org/abs/1801.06146,
-    https://arxiv.org/abs/2106.08254). `lr_scale` is a group's factor of the learning rate.
+    `lr_scale` is a group's factor of the learning rate. Tools may divide the groups.
     """
     matrices = find_matrices(model)
-    blocks = find_blocks(model) if optim.layer_decay < 1 else [list(model.parameters())]
-    groups: list[dict[str, object]] = []
-    for above, block in zip(reversed(range(len(blocks))), blocks, strict=True):
-        decaying = [weight for weight in block if weight in matrices]
-        others = [weight for weight in block if weight not in matrices]
-        scale = optim.layer_decay**above
-        groups += [
-            {"params": decaying, "weight_decay": optim.weight_decay, "lr_scale": scale},
-            {"params": others, "weight_decay": 0.0, "lr_scale": scale},
-        ]
-    return groups
+    decaying = [weight for weight in model.parameters() if weight in matrices]
+    others = [weight for weight in model.parameters() if weight not in matrices]
+    groups = [
+        {"params": decaying, "weight_decay": optim.weight_decay, "lr_scale": 1.0},
+        {"params": others, "weight_decay": 0.0, "lr_scale": 1.0},
+    ]
+    return chained("groups", "change_groups", groups, optim, model)
 
 
 def set_training(model: nn.Module, optim: OptimConfig) -> None:

@@ -64,8 +64,9 @@ def folder() -> Config:
 
 def finetune() -> Config:
     """Your own photographs, from pretrained weights: `--data.root FOLDER`."""
-    # Begins with a linear probe. For some hundreds of images: small batches, for many small steps,
-    # in which BatchNorm has no statistics of its own.
+    # Begins with a linear probe, and lower layers learn more slowly, where the tools are there. For
+    # some hundreds of images: small batches, for many small steps, in which BatchNorm has no
+    # statistics of its own.
     return Config(
         epochs=8,
         data=DataConfig(name="folder", image_size=224, batch_size=16),
@@ -78,7 +79,6 @@ def finetune() -> Config:
             warmup_epochs=0.5,
             label_smoothing=0.1,
             freeze_bn=True,
-            layer_decay=0.8,  # https://arxiv.org/abs/2106.08254
         ),
         run=RunConfig(init_from="pretrained", log_every_steps=10),
     )

@@ -30,6 +30,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `policy.py` changes training images before they are normalized: `open_policy`; `key`: its draws.
 - `batches.py` changes batches of training, which are normalized: `change_batches`.
 - `optimizer.py` is the optimizer of the tool's name: `build_optimizer`.
+- `groups.py` divides the weights of an optimizer: `change_groups`.
 - `loss.py` changes the loss or the targets: `change_loss`.
 - `parallel.py` is another way to train on several ranks: `open_parallel`. If its checkpoints are
   folders, `checkpoints.py` reads them: `read_folder`, `read_whole`.

@@ -20,11 +20,11 @@ from ..extensions import chained, find_tool, find_tools, functions
 from .blocks import (
     begin_at_zero,
     drop_before_head,
-    find_blocks,
     find_head,
     find_heads,
     find_matrices,
     find_modules,
+    is_matrix,
 )
 from .resnet9 import largest, resnet9, resnet9_gn
 from .torchvision import adapted, published_weights, size_misfit, torchvision

@@ -1,4 +1,4 @@
-"""The matrices, head and blocks of any network: for weight decay, dropout, layer decay."""
+"""The matrices, head and parts of any network: for weight decay, dropout, and tools."""
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -6,7 +6,6 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.nn.functional import dropout
 
-MOST_BLOCKS = 14  # a vision transformer's 12, what is before them, and the last layer
 # Tables, parameters without a layer, and norms over several dimensions.
 NO_MATRICES = (nn.Embedding, nn.ParameterList, nn.ParameterDict, nn.LayerNorm, nn.RMSNorm)
 
@@ -65,34 +64,6 @@ def drop_before_head(network: nn.Module, probability: float) -> None:
     """Put dropout before the last layer, in a hook: weights keep their names."""
     _, head = find_head(network)
     head.register_forward_pre_hook(lambda layer, x: dropout(x[0], probability, layer.training))
-
-
-def find_blocks(model: nn.Module) -> list[list[nn.Parameter]]:
-    """The weights of each block, in order; the last block is the last layer alone.
-
-    A block is an element of a sequence of layers, such as a residual or a transformer block. A norm
-    belongs to the layer before it, tokens and positions to the first block. If there are more than
-    MOST_BLOCKS, neighbors are merged, as in https://arxiv.org/abs/2201.03545.
-    """
-    _, head = find_head(model)
-    known = {id(weight) for weight in head.parameters()}
-    tokens: list[nn.Parameter] = []
-    body: list[list[nn.Parameter]] = []
-    for part, is_open in find_modules(model):
-        found = [w for w in part.parameters(recurse=not is_open) if id(w) not in known]
-        known |= {id(weight) for weight in found}
-        if is_open:
-            tokens += found
-        elif not body or (any(map(is_matrix, found)) and any(map(is_matrix, body[-1]))):
-            body.append(found)
-        else:
-            body[-1] += found
-    body[:1] = [tokens + weights for weights in body[:1]]
-    count = min(len(body), MOST_BLOCKS - 1)
-    together: list[list[nn.Parameter]] = [[] for _ in range(count)]
-    for number, weights in enumerate(body):
-        together[number * count // len(body)] += weights
-    return [*together, list(head.parameters())]
 
 
 def find_modules(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:

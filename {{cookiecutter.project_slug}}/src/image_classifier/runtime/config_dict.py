@@ -25,6 +25,7 @@ MOVED = {
     "data.on_bad_image": "stop",
     "model.head": "last",
     "model.lora_rank": 0,
+    "optim.layer_decay": 1.0,
     "optim.loss": "entropy",
     "optim.teacher": "",
     "optim.teacher_share": 0.5,

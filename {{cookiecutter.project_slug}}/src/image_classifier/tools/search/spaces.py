@@ -35,7 +35,9 @@ def lr(config: Config) -> Space:
 
 def finetune(config: Config) -> Space:
     """What decides how far trained weights move, and how strongly images are augmented."""
-    space = lr(config) | {"optim.layer_decay": tune.choice([0.65, 0.75, 0.85, 1.0])}
+    space = lr(config)
+    if "optim.layer_decay" in of_tools():
+        space["optim.layer_decay"] = tune.choice([0.65, 0.75, 0.85, 1.0])
     if "augment.policy" in of_tools():
         space["augment.policy"] = tune.choice(["none", "trivialaugment"])
     return space

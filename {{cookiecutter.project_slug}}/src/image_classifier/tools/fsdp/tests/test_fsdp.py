@@ -60,6 +60,7 @@ from image_classifier.train import train
 
 ALONE = World(torch.device("cpu"))
 VIT = find_tool("models", "imagenet")
+DECAY = {"layer_decay": 0.5} if find_tool("groups", "layer-decay") else {}
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def train_small(config):
     ("size", "name", "knobs"),
     [
         (2, "resnet9_gn", {"accumulate": 2, "clip_norm": 0.1, "ema_decay": 0.9}),
-        *[(3, "vit_s", {"name": "adamw", "lr": 1e-3, "layer_decay": 0.5})] * bool(VIT),
+        *[(3, "vit_s", {"name": "adamw", "lr": 1e-3} | DECAY)] * bool(VIT),
         # It has frozen weights, and BatchNorm.
         *[(3, "airbench", {})] * bool(find_tool("models", "cifar")),
     ],

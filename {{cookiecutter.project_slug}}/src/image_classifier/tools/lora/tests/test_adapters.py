@@ -19,6 +19,7 @@ from image_classifier.config import ModelConfig
 from image_classifier.data import EvalData
 from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate
+from image_classifier.extensions import find_tool
 from image_classifier.models import build_model, models_by_name
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.lora.network import (
@@ -96,7 +97,9 @@ def adapted(config, trained_once):
         optim__ema_decay=0.9,
         optim__accumulate=2,
     )
-    config = changed(config, optim__name="adamw", optim__lr=1e-2, optim__layer_decay=0.8)
+    config = changed(config, optim__name="adamw", optim__lr=1e-2)
+    if find_tool("groups", "layer-decay"):
+        config = changed(config, optim__layer_decay=0.8)
     return changed(config, run__evaluate_every_epochs=0.5)
 
 

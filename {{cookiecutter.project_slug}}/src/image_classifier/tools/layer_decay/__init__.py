@@ -1,0 +1,1 @@
+"""`--optim.layer-decay`: lower blocks of a network learn more slowly."""
