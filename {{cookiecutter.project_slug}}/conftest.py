@@ -32,7 +32,7 @@ from image_classifier.cli import commands, main
 from image_classifier.config import Config
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
-from image_classifier.extensions import chained, find_tool, find_tools
+from image_classifier.extensions import chained, find_tools, of_tools
 from image_classifier.metrics.predictions import Predictions
 from image_classifier.models import build_model
 from image_classifier.presets import smoke
@@ -74,9 +74,9 @@ if scorer := find_tools("observer").get("train-score"):
 GROWING = {"augment__min_size": 16} if find_tools("crops").get("progressive-resizing") else {}
 
 
-def mixed(**alphas):
-    """The options of mixup and CutMix, `mixup=0.2`, where a tool has them."""
-    return {f"augment__{name}": a for name, a in alphas.items() if find_tool("options", "mixup")}
+def mixed(**knobs):
+    """Options of mixup, CutMix and cutout, `mixup=0.2`, where tools have them."""
+    return {f"augment__{name}": v for name, v in knobs.items() if f"augment.{name}" in of_tools()}
 
 
 # One core is faster for images this small; and no test waits for the disk.

@@ -172,7 +172,7 @@ def medical(tmp_path_factory):
 
 
 MEDICAL = {"augment__crop": "pad", "data__where": "device", "data__fit": "squash"}
-MEDICAL |= {"augment__cutout": 4, "augment__tta": "shift", "epochs": 4} | GROWING
+MEDICAL |= {"augment__tta": "shift", "epochs": 4} | GROWING | mixed(cutout=4)
 SATELLITE = {"augment__crop": "resized", "data__where": "stream", "data__fit": "pad"}
 SATELLITE |= {"augment__flip": "alternating", "data__workers": 0} | mixed(mixup=0.5)
 

@@ -196,7 +196,7 @@ def trained(gpu, config):
 
 AUGMENTED = [
     {"augment__crop": "none", "augment__flip": "none"},
-    {"augment__crop": "pad", "augment__flip": "random", "augment__cutout": 4},
+    {"augment__crop": "pad", "augment__flip": "random"} | mixed(cutout=4),
     {"augment__crop": "none", "augment__flip": "alternating"} | mixed(mixup=0.2),
     mixed(cutmix=0.5),
 ]

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not is_there, reason="needs a 
 @pytest.fixture
 def on_gpu(config):
     """A short run with all that may happen in a step."""
-    config = changed(config, augment__cutout=4, **mixed(mixup=0.2, cutmix=0.5))
+    config = changed(config, **mixed(cutout=4, mixup=0.2, cutmix=0.5))
     config = changed(config, optim__ema_decay=0.9, optim__clip_norm=1.0, model__dropout=0.1)
     return changed(config, compute__device="cuda", model__name="resnet9")
 

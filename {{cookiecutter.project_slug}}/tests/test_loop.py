@@ -58,7 +58,7 @@ def quiet(config):
     """One epoch with all that may happen in a step, and nothing beside it before the last."""
     config = changed(config, epochs=1, optim__warmup_epochs=0.5, run__log_every_steps=100)
     config = changed(config, optim__ema_decay=0.9, optim__clip_norm=1.0, optim__accumulate=2)
-    return changed(config, augment__cutout=4, model__dropout=0.1, **mixed(mixup=0.2))
+    return changed(config, model__dropout=0.1, **mixed(cutout=4, mixup=0.2))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -162,7 +162,7 @@ def assert_same(one, other):
 def test_a_run_killed_twice_in_an_epoch_ends_as_an_unbroken_one(on_photos, tmp_path):
     # With all that has a memory, draws random numbers, or changes with the epoch.
     config = changed(on_photos, data__batch_size=2, data__workers=0, data__test_size=40, epochs=4)
-    config = changed(config, augment__crop="resized", augment__cutout=8)
+    config = changed(config, augment__crop="resized", **mixed(cutout=8))
     config = changed(config, model__dropout=0.2, **mixed(cutmix=1.0), **GROWING)
     config = changed(config, optim__name=OPTIMIZERS[-1], optim__lr=1e-3, optim__ema_decay=0.9)
     config = changed(config, run__evaluate_every_epochs=1 / 3, run__log_every_steps=3)

@@ -27,7 +27,7 @@ from .runtime import seeding
 from .runtime.phases import phase
 
 CPU = torch.device("cpu")
-NUM_DRAWS = 9  # per image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
+NUM_DRAWS = 9  # per image: 1 for the flip, 2 for the shift; of tools, 4 for a crop, 2 for cutout
 
 
 def build_augment(
@@ -38,8 +38,7 @@ def build_augment(
     # Each policy of a tool changes pixels by draws of its own `key`, `num_draws` for each image.
     of_source = data.source.channels, data.source.bits
     policies = [open_one(augment, *of_source) for open_one in functions("policy", "open_policy")]
-    full_size = data.data.image_size
-    is_random = augment.crop != "none" or augment.flip != "none" or augment.cutout > 0
+    is_random = augment.crop != "none" or augment.flip != "none"
 
     def apply(batch: Batch, step: int) -> Augmented:
         with phase("augment"):
@@ -49,8 +48,6 @@ def build_augment(
                 drawn = local_draws(seed, step, one.key, count=one.num_draws, data=data, on=CPU)
                 pixels = one(pixels, drawn)
             images = normalize(pixels.permute(0, 3, 1, 2))
-            if augment.cutout:
-                cutout(images, draws[:, 7:9], augment.cutout * images.shape[2] // full_size)
             weights = None if data.weights is None else data.weights[batch.indices]
             return Augmented(images, batch.labels, weights)
 
@@ -96,19 +93,3 @@ def local_draws(*place: int, count: int, data: TrainData, on: torch.device | Non
     generator = seeding.generator_at(seeding.BATCH, *place, device=device)
     draws = torch.rand((data.batch_size, count), generator=generator, device=device)
     return draws[data.world.local_slice(data.batch_size)]
-
-
-def cutout(images: Tensor, draws: Tensor, side: int) -> None:
-    """Cutout, in place: https://arxiv.org/abs/1708.04552.
-
-    Blanks a square of `side` pixels, centered anywhere, in each of `images`, normalized
-    (batch, channels, height, width). `draws` is (batch, 2).
-    """
-    height, width = images.shape[2:]
-    y = torch.arange(height, device=images.device)
-    x = torch.arange(width, device=images.device)
-    top = (draws[:, :1] * height).long() - side // 2
-    left = (draws[:, 1:] * width).long() - side // 2
-    rows = (y >= top) & (y < top + side)  # (batch, height)
-    columns = (x >= left) & (x < left + side)
-    images.masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)

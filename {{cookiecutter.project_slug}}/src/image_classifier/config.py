@@ -85,7 +85,6 @@ class AugmentConfig:
     # crop keeps
     flip: Literal["none", "random", "alternating"] = "random"  # horizontal flip; alternating: the
     # images that were not flipped in the epoch before, https://arxiv.org/abs/2404.00498
-    cutout: int = within(0, 0, 4096)  # side of a square that is blanked, in pixels; 0: none
     tta: Literal["none", "flip", "shift"] = "none"  # test-time augmentation: average predictions
     # over an image and its mirror image; shift: also moved by one pixel, 6 views in all
 

@@ -14,6 +14,7 @@ MISSING = object()
 # were not used.
 MOVED = {
     "augment.cutmix": 0.0,
+    "augment.cutout": 0,
     "augment.min_size": 0,
     "augment.mixup": 0.0,
     "augment.policy": "none",

@@ -8,6 +8,7 @@ from ...extensions import need_tool
 
 def cifar10() -> Config:
     """CIFAR-10, ResNet-18: meant for 95 % in minutes on a GPU; not yet shown on one."""
+    need_tool("options", "cutout", "cifar10")
     return Config(
         epochs=40,
         data=DataConfig(name="cifar10"),
@@ -22,6 +23,7 @@ def cifar10_best() -> Config:
     # https://github.com/KellerJordan/cifar10-airbench, airbench96.py: 96.01 % after 31 epochs, the
     # mean of 400 runs. There the biases of norms learn 64 x as fast, and lookahead averages steps;
     # here training is longer, and weights are averaged.
+    need_tool("options", "cutout", "cifar10_best")
     return Config(
         epochs=100,
         data=DataConfig(name="cifar10", batch_size=1024),
@@ -46,6 +48,7 @@ def cifar10_speed() -> Config:
     """CIFAR-10 by airbench's recipe: 92.0 % after 19:30 on 2 cores, from JPEGs."""
     need_tool("presets", "muon", "cifar10_speed")
     need_tool("options", "progressive-resizing", "cifar10_speed")
+    need_tool("options", "cutout", "cifar10_speed")
     # https://arxiv.org/abs/2404.00498: the deeper network, at half its width, and images that grow.
     return Config(
         epochs=32,

@@ -89,7 +89,7 @@ def test_without_a_preset_the_file_chooses_as_its_flags_would(begun):
 
 
 def test_the_config_of_a_run_is_whole_and_names_another_run(begun):
-    words = "folder --data.limit 64 --augment.cutout 4 --run.dir runs/a --run.fresh"
+    words = "folder --data.limit 64 --augment.tta flip --run.dir runs/a --run.fresh"
     config = begun(words)
     saved = to_save(config)
     saved.pop("augment.policy", None)  # as of a run without one, whatever the preset has

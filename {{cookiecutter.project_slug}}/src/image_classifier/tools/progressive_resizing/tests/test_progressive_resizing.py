@@ -3,7 +3,7 @@
 import pytest
 import test_fake_gpu
 import torch
-from conftest import changed
+from conftest import changed, mixed
 from test_augment import augmented
 from torch import nn
 from torch.nn.functional import avg_pool2d
@@ -24,7 +24,7 @@ gpu = test_fake_gpu.gpu  # a fixture
 def test_images_grow_in_a_run_wherever_it_resumes(config):
     config = changed(config, epochs=8, data__where="stream", data__workers=0, data__test_size=40)
     plain = changed(config, augment__min_size=16)
-    growing = changed(plain, augment__cutout=8)
+    growing = changed(plain, **mixed(cutout=8))
     images = augmented(growing, range(22, 29))
     assert [batch.shape[3] for batch in images] == [16, 16, 20, 20, 20, 20, 32]
     assert torch.equal(augmented(growing, range(23, 24))[0], images[1])

@@ -205,9 +205,9 @@ def test_threads_may_share_a_model(run, paths):
 
 
 def test_a_config_is_that_of_the_same_words_on_the_command_line():
-    config = configure("folder", {"data.root": "my photos", "epochs": 10, "augment.cutout": 4})
+    config = configure("folder", {"data.root": "my photos", "epochs": 10, "augment.tta": "flip"})
     assert config.run.dir == "runs/folder"
-    assert (config.data.root, config.epochs, config.augment.cutout) == ("my photos", 10, 4)
+    assert (config.data.root, config.epochs, config.augment.tta) == ("my photos", 10, "flip")
     assert configure("folder", {"epochs": 10}).optim.warmup_epochs == 0.3  # of 3 in 100
     for options, said in (
         ({"data.rot": "x"}, "there is no --data.rot; did you mean --data.root"),

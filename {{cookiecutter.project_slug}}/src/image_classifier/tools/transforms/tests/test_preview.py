@@ -42,10 +42,10 @@ def test_the_command_writes_a_picture_and_says_where(tmp_path, capsys):
 def test_the_first_rows_are_the_images_and_what_step_0_sees(on_photos, crop, where):
     if crop == "resized" and where in ("host", "device"):
         pytest.importorskip("image_classifier.tools.device_crops")
-    knobs = {"vertical_flip": True, "jitter": 0.5, "cutout": 8}
+    knobs = {"vertical_flip": True, "jitter": 0.5}
     config = changed(on_photos, data__where=where, data__workers=0, seed=3)
     config = changed(config, augment=AugmentConfig(crop=crop, **knobs), data__fit="pad")
-    config = changed(config, **mixed(mixup=0.3))
+    config = changed(config, **mixed(mixup=0.3, cutout=8))
     plain, first, second = cells(preview(config, 4, 2), 3, 4, 32)
     with join_world(config.compute) as world:
         data, normalize, augment = opened(config, world)

@@ -1,0 +1,1 @@
+"""`--augment.cutout`: a square of each training image is blanked."""
