@@ -10,7 +10,7 @@ from .batch import Augmented, Batch, prefetched
 from .cache_folder import NO_CACHE, cache_folder
 from .crops import BOX_DRAWS, fit_square, mean_color, random_sides, resize
 from .datasets import DATASETS, open_dataset, open_files
-from .datasets.folder import ALL, NoLabelsError, WrapperError, find_folders
+from .datasets.folder import ALL, NoLabelsError, WrapperError, are_in_folders, find_folders
 from .datasets.labels import Label, numbered, numbers_as_names
 from .datasets.listing import NO_CLASS, class_folders, has_suffix, is_junk, listing, show, walk
 from .datasets.parts import (

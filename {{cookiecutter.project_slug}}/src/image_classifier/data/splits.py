@@ -91,15 +91,13 @@ def mean_and_std(pixels: Tensor) -> MeanStd:
     Sums of whole numbers are exact, so every machine finds the same. Four digits are kept.
     """
     largest = torch.iinfo(pixels.dtype).max
-    count = pixels[..., 0].numel()
     sums = torch.zeros(2, pixels.shape[3], dtype=torch.int64)  # of numbers and of their squares
     for image in pixels:
         numbers = image.long()
         sums += torch.stack((numbers, numbers.square())).sum((1, 2))
-    means, squares = ([total / count for total in totals] for totals in sums.tolist())
-    stds = [max(s - m * m, 1) ** 0.5 for s, m in zip(squares, means, strict=True)]
-    mean = [float(f"{v / largest:.4g}") for v in means]
-    std = [float(f"{v / largest:.4g}") for v in stds]
+    means, squares = sums.double() / pixels[..., 0].numel()
+    stds = (squares - means.square()).clamp(min=1).sqrt()
+    mean, std = ([float(f"{v / largest:.4g}") for v in found.tolist()] for found in (means, stds))
     return tuple(mean), tuple(std)
 
 

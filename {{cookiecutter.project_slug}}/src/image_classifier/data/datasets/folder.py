@@ -82,6 +82,11 @@ def folder(data: DataConfig, split: str) -> Source:
     )
 
 
+def are_in_folders(data: DataConfig) -> bool:
+    """Whether images have a folder for each class, and no table with their labels."""
+    return data.name == "folder" and not getattr(data, "labels", "")  # which a tool reads
+
+
 def find_folders(root: Path) -> dict[str, Path]:
     """The folders of the parts train, val and test of a dataset, as far as they are there.
 

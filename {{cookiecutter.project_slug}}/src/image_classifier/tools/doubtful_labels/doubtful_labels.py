@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from ...config import DataConfig
-from ...data import BadImageError, Source, find_folders
+from ...data import BadImageError, Source, are_in_folders, find_folders
 from ...errors import UserError
 from ...extensions import need_tool
 from ...runtime.console import printable, printable_path
@@ -174,8 +174,7 @@ def data_of(data: DataConfig) -> Iterator[DataConfig]:
     """The data of the runs; and of the folder whose `train` these are, which has another list."""
     yield data
     root = Path(data.root)
-    is_folder = data.name == "folder" and not getattr(data, "labels", "")
-    if is_folder and find_folders(root.parent).get("train") == root:
+    if are_in_folders(data) and find_folders(root.parent).get("train") == root:
         yield replace(data, root=str(root.parent))
 
 

@@ -5,7 +5,15 @@ from pathlib import Path
 
 from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig, RunConfig
-from ...data import ALL, EvalData, WrapperError, find_folders, find_name, open_dataset
+from ...data import (
+    ALL,
+    EvalData,
+    WrapperError,
+    are_in_folders,
+    find_folders,
+    find_name,
+    open_dataset,
+)
 from ...errors import UserError
 from ...evaluate import Scores, evaluate
 from ...runtime.distributed import join_world
@@ -51,7 +59,7 @@ def split_of(root: str, split: str, loaded: LoadedModel) -> str:
     """
     data = loaded.config.data
     place = Path(root)
-    if data.name != "folder" or getattr(data, "labels", "") or not place.is_dir():
+    if not are_in_folders(data) or not place.is_dir():
         return split
     if parts := find_folders(place):  # the only one of them is meant
         return next(iter(parts)) if len(parts) == 1 and "train" not in parts else split

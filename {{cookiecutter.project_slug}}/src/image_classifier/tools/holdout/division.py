@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import divide, find_folders
+from ...data import are_in_folders, divide, find_folders
 from ...errors import UserError
 from ...runtime.console import some
 
@@ -59,8 +59,8 @@ def change_split(  # noqa: PLR0917 - what `divide` is given
 def check_test(data: DataConfig) -> None:
     """Raise `UserError` if images are to be held out of a folder that has others for a test."""
     root = Path(data.root)
-    is_folder = data.name == "folder" and not getattr(data, "labels", "")
-    if data.test_fraction and is_folder and (own := find_folders(root).get("test")):
+    is_held_out = data.test_fraction > 0 and are_in_folders(data)
+    if is_held_out and (own := find_folders(root).get("test")):
         raise UserError(
             f"--data.test-fraction {data.test_fraction:g}: {data.root!a} has test images of its "
             f"own, in {own.name!a}: --run.score-test"
