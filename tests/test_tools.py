@@ -231,5 +231,6 @@ def test_all_tools_are_listed_with_what_they_do(render, capsys):
     said = capsys.readouterr().out
     assert {line[2:].split()[0] for line in said.splitlines()[:-2]} == {*NAMES}
     assert {line[2:].split()[0] for line in said.splitlines() if line.startswith("* ")} == {
-        *("evaluate", "linear-probe", "predict", "profile", "report", "tensorboard", "is"),
+        *("evaluate", "layer-decay", "linear-probe", "predict", "profile", "report"),
+        *("tensorboard", "is"),
     }

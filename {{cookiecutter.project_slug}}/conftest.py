@@ -32,7 +32,11 @@ from image_classifier.cli import commands, main
 from image_classifier.config import Config
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
-from image_classifier.extensions import chained, find_tools, of_tools
+from image_classifier.extensions import (
+    chained,
+    find_tools,
+    of_tools,
+)
 from image_classifier.metrics.predictions import Predictions
 from image_classifier.models import build_model
 from image_classifier.presets import smoke
