@@ -362,7 +362,7 @@ def on_spoilt_photos(on_photos, photos, tmp_path):
     (root / BAD[1]).symlink_to("nowhere.jpg")
     Path(on_photos.run.dir).mkdir()
     config = changed(on_photos, data__root=str(root), data__limit=0)
-    return changed(config, data__where="stream", data__workers=2, augment__crop="resized")
+    return changed(config, data__where="stream", data__workers=2)
 
 
 def untrained_run(config, photos, temperature=1.0, thresholds=()):
