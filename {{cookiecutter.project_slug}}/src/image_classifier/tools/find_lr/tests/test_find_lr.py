@@ -53,7 +53,7 @@ def test_the_command_writes_files_and_prints_how_to_train(
     assert out.endswith(expected)
     assert (tmp_path / "lr.html").exists() == ("lr.html and lr.json" in out) == bool(charts)
     page = (tmp_path / "lr.html").read_text() if charts else ""
-    shown = ("1e-06", "0.001", "1", "learning rate") if charts else ()
+    shown = ("1e-06", "0.01", "1", "learning rate") if charts else ()
     assert all(f">{text}</text>" in page for text in shown)
 
 

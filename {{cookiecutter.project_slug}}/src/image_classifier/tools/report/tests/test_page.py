@@ -19,7 +19,11 @@ from image_classifier.data import LEFT_OUT, Source, open_dataset
 from image_classifier.metrics import predictions
 from image_classifier.metrics.table import METRICS, Metric
 from image_classifier.runtime.config_dict import flatten
-from image_classifier.tools.report import galleries, images, observer
+from image_classifier.tools.report import (
+    galleries,
+    images,
+    observer,
+)
 from image_classifier.tools.report import page as report
 from image_classifier.tracking import Result
 from image_classifier.train import train
