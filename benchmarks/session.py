@@ -26,7 +26,7 @@ from rich.text import Text
 DOCS = ROOT / "docs"
 WIDTH = 110  # characters of a line
 RUN = "runs/finetune_lite0"
-PROGRESS = re.compile(r"  ETA |\) is the limit| is the limit: |^importing|^an image: ")
+PROGRESS = re.compile(r"\bETA |\) is the limit| is the limit: |^importing|^an image: ")
 FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # from another host
 SIZE = {"width": 1160, "height": 1500}  # of the picture of the report, in pixels
 
