@@ -6,6 +6,7 @@ VENV ?= .venv
 
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.pretuned
+UV := PATH="$$PATH:$(BIN)" uv
 
 # Users get the template folder: nothing that runs here may leave a cache in it.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
@@ -14,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUFF_NO_CACHE := true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test faults figures notebook format environment clean
+.PHONY: help demo test faults figures notebook format dist environment clean
 
 help:
 	@echo 'make demo      make a project in $(DEMO) and train it'
@@ -23,6 +24,7 @@ help:
 	@echo 'make figures   write the figures of README.md and docs/ from benchmarks/results/'
 	@echo 'make notebook  execute docs/first_project.ipynb, and keep its outputs; needs chromium'
 	@echo 'make format    let ruff fix and format the code'
+	@echo 'make dist      build what PyPI gets, check it, and make a project with the wheel; needs uv'
 	@echo 'make clean     remove what was built; VENV stays'
 	@echo
 	@echo 'VENV=PATH                            environment to use or to create ($(VENV))'
@@ -55,11 +57,20 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# In an environment of its own, as users have it.
+dist:
+	rm -rf dist build/dist
+	$(UV) build
+	$(UV) tool run twine check --strict dist/*
+	$(UV) venv build/dist
+	$(UV) pip install --python build/dist/bin/python dist/*.whl
+	build/dist/bin/pretuned --no-input --output-dir build/dist
+
 environment: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml $(PROJECT)/pyproject.toml
 	$(MAKE) -C '$(PROJECT)' environment VENV=$(abspath $(VENV))
-	PATH="$$PATH:$(BIN)" uv pip install --python $(BIN)/python --editable . --group dev
+	$(UV) pip install --python $(BIN)/python --editable . --group dev
 	@touch $@
 
 clean:

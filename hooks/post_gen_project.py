@@ -34,6 +34,7 @@ OWNED = {
     "slurm": ["slurm.sh"],
     "skypilot": ["sky.yaml"],
     "ci": [".github"],
+    "pre_commit": [".pre-commit-config.yaml"],
 }
 
 # A name of SPDX, or one of those it leaves to us.
@@ -130,6 +131,7 @@ def choices_in_toml() -> dict[str, str]:
         "slurm = true": f"slurm = {str(answers['slurm']).lower()}",
         "skypilot = true": f"skypilot = {str(answers['skypilot']).lower()}",
         'ci = "GitHub Actions"': f'ci = "{answers["ci"]}"',
+        "pre_commit = true": f"pre_commit = {str(answers['pre_commit']).lower()}",
         'tools = "all"': f"tools = {json.dumps(answers['tools'])}",
     }
 

@@ -29,7 +29,7 @@ LONG_NAMES = {
     "email": "zoe.obrien+photographs@long-domain.example.org",
 }
 OFF = {"licence": "proprietary", "docker": "no", "slurm": "no", "skypilot": "no"}
-OFF |= {"ci": "none", "tools": "none"}
+OFF |= {"ci": "none", "pre_commit": "no", "tools": "none"}
 ALL = {"tools": "all"}  # as the folder of the template is
 
 

@@ -22,6 +22,8 @@ DEFAULT_WORDS = (
 FILES = template().keys()
 TOOLS = {file for file in FILES if "/tools/" in file} | {"docs/tips.md"}
 GITHUB, GITLAB = ".github/workflows/ci.yml", ".gitlab-ci.yml"
+HOOKS = ".pre-commit-config.yaml"
+OPTIONAL = {"Dockerfile", ".dockerignore", "slurm.sh", "sky.yaml", GITHUB, HOOKS}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_every_answer_is_where_it_belongs_and_no_default_is_left(
     for file, (content, _) in contents(folder).items():
         text = content.decode(errors="ignore") + file
         assert not [word for word in DEFAULT_WORDS if word in text], file
-    choices = {"docker": True, "slurm": True, "skypilot": True}
+    choices = {"docker": True, "slurm": True, "skypilot": True, "pre_commit": True}
     choices |= {"ci": "GitHub Actions", "tools": "all"}
     answers = LONG_NAMES | choices | {"licence": licence}
     assert pyproject(folder)["tool"]["pretuned"]["answers"] == answers
@@ -69,9 +71,10 @@ def test_every_answer_is_where_it_belongs_and_no_default_is_left(
         ({"skypilot": "no"}, {"sky.yaml"}, set()),
         ({"tools": "none"}, TOOLS, set()),
         ({"ci": "none"}, {GITHUB}, set()),
+        ({"pre_commit": "no"}, {HOOKS}, set()),
         ({"ci": "GitLab CI"}, {GITHUB}, {GITLAB}),
         ({"licence": "Apache-2.0"}, set(), set()),
-        (OFF, {"Dockerfile", ".dockerignore", "slurm.sh", "sky.yaml", GITHUB} | TOOLS, set()),
+        (OFF, OPTIONAL | TOOLS, set()),
     ],
 )
 def test_a_choice_brings_exactly_its_files(answers, gone, new, render):
@@ -79,14 +82,14 @@ def test_a_choice_brings_exactly_its_files(answers, gone, new, render):
 
 
 def test_answers_are_typed_or_given_in_any_case_and_names_follow_from_the_name(here, monkeypatch):
-    typed = ["", "", "", "", "Ada Byron", "", "", "", "n", "n", "2", "4", ""]
+    typed = ["", "", "", "", "Ada Byron", "", "", "", "n", "n", "2", "n", "4", ""]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
     assert cli.main(["project_name=Zoë's Cats & Dogs", "licence=bsd-3-clause", "docker=No"]) == 0
     project = pyproject(here / "zoe-s-cats-dogs")
     assert list(project["tool"]["pretuned"]["answers"].values()) == [
         *("Zoë's Cats & Dogs", "zoe-s-cats-dogs", "zoe_s_cats_dogs"),
         *(project["project"]["description"], "Ada Byron", "ada@example.com"),
-        *("BSD-3-Clause", False, False, False, "GitLab CI", "none"),
+        *("BSD-3-Clause", False, False, False, "GitLab CI", False, "none"),
     ]
     assert (here / "zoe-s-cats-dogs/src/zoe_s_cats_dogs/__init__.py").is_file()
 

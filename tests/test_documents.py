@@ -10,6 +10,7 @@ import re
 from functools import cache
 
 import pytest
+import yaml
 from conftest import PROJECT, ROOT, tracked_files
 from image_classifier.cli import commands
 from image_classifier.runtime.command_line import all_presets
@@ -21,14 +22,16 @@ GUIDE = PROJECT / "docs" / "guide.md"
 PAGES = {  # docs/notes is not here: notes tell what was found on their date
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in (
-        ROOT / "README.md",
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
         *sorted((ROOT / "docs").glob("*.md")),
         *sorted(PROJECT.glob("*.md")),
         *sorted((PROJECT / "docs").glob("*.md")),
         *sorted(PACKAGE.glob("tools/*/README.md")),
     )
 }
-TEXTS = PAGES | {"benchmarks/README.md": (ROOT / "benchmarks/README.md").read_text("utf-8")}
+FORMS = [f".github/ISSUE_TEMPLATE/{name}.yml" for name in ("bug", "feature")]
+OTHERS = [*FORMS, ".github/PULL_REQUEST_TEMPLATE.md", "benchmarks/README.md"]
+TEXTS = PAGES | {name: (ROOT / name).read_text(encoding="utf-8") for name in OTHERS}
 MOST_WORDS = 24_500  # of all pages but those of tools
 MOST_WORDS_OF_A_TOOL = 168  # on average
 
@@ -147,6 +150,17 @@ def test_options_that_a_page_names_are_there(page):
     for folder in (ROOT / "benchmarks", ROOT / "faults", ROOT / "src", PROJECT / "docs"):
         known |= flags_of_scripts(folder)
     assert {*re.findall(FLAG, TEXTS[page])} - known == set()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_github_can_show_the_form_of_an_issue(form):
+    fields = yaml.safe_load(TEXTS[form])
+    assert {"name", "description", "body"} <= fields.keys()
+    asked = [field for field in fields["body"] if field["type"] != "markdown"]
+    assert {field["type"] for field in asked} == {"textarea"}
+    assert len({field["id"] for field in asked}) == len(asked)
+    assert all(field["attributes"]["label"] for field in asked)
+    assert any(field["validations"]["required"] for field in asked if "validations" in field)
 
 
 def test_the_guide_lists_every_tool_and_links_to_its_page():

@@ -2,7 +2,17 @@
 
 import shutil
 
-from conftest import ALL, PROJECT, ROOT, contents, python, run, template, tracked_files
+from conftest import (
+    ALL,
+    PROJECT,
+    ROOT,
+    contents,
+    pyproject,
+    python,
+    run,
+    template,
+    tracked_files,
+)
 
 from pretuned import cli
 
@@ -13,12 +23,14 @@ def test_the_default_answers_and_all_tools_give_the_folder_itself(render, tmp_pa
 
 
 def test_an_installed_wheel_renders_the_same_bytes(tmp_path):
+    version = pyproject(PROJECT)["tool"]["pretuned"]["version"]
     build = ("-m", "hatchling", "build", "-t")
     python(*build, "sdist", "-d", tmp_path, folder=ROOT)
     run("tar", "xf", *tmp_path.glob("*.tar.gz"), folder=tmp_path)
     for source in (ROOT, *tmp_path.glob("pretuned-*/")):
         home = tmp_path / f"of {source.name}"
         python(*build, "wheel", "-d", home, folder=source)
+        assert [*home.glob(f"pretuned-{version}-*.whl")]
         # Compiled, as pip leaves it: a render must not hold the bytecode of the bundled template.
         install = ("-m", "uv", "pip", "install", "--no-deps", "--compile-bytecode", "--target")
         python(*install, home / "lib", *home.glob("*.whl"), HOME=home)
@@ -32,6 +44,8 @@ def test_an_installed_wheel_renders_the_same_bytes(tmp_path):
             PYTHONPATH=home / "lib",
         )
         assert_same_as_template(home / "image-classifier")
+    # As PyPI would take them.
+    python("-m", "twine", "check", "--strict", *tmp_path.glob("*.gz"), *tmp_path.glob("*/*.whl"))
 
 
 def test_a_clone_renders_the_same_bytes_and_so_does_a_folder_in_which_somebody_worked(tmp_path):

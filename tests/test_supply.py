@@ -1,10 +1,12 @@
 """What a project is built from is bounded or pinned, and what builds it may do no more."""
 
 import re
+import shlex
+import sys
 
 import pytest
 import yaml
-from conftest import PROJECT, ROOT, pyproject
+from conftest import PROJECT, ROOT, pyproject, run
 
 BOTH = pytest.mark.parametrize("folder", [ROOT, PROJECT], ids=["template", "project"])
 
@@ -24,23 +26,69 @@ def test_torch_is_none_whose_safe_loading_can_be_passed_by():
 
 
 @BOTH
-def test_actions_are_pinned_to_commits_and_may_only_read(folder):
-    text = (folder / ".github/workflows/ci.yml").read_text(encoding="utf-8")
-    workflow = yaml.safe_load(text)
+def test_actions_and_hooks_are_pinned_to_commits(folder):
+    files = [*folder.glob(".github/workflows/*.yml"), folder / ".pre-commit-config.yaml"]
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        pinned = re.findall(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v[0-9.]+\n", text)
+        pinned += re.findall(r"rev: [0-9a-f]{40} # v[0-9.]+\n", text)
+        assert len(pinned) == len(re.findall("uses: |rev: ", text)) >= 1, file
+
+
+@BOTH
+def test_what_anyone_can_start_may_only_read(folder):
+    workflow = read(folder / ".github/workflows/ci.yml")
     assert workflow["permissions"] == {}
     # A pull request from outside must not run with the secrets of the repository.
     assert set(workflow[True]) == {"push", "pull_request", "schedule"}  # `on` is true in YAML 1.1
     for job in workflow["jobs"].values():
         # Nor may it run on a machine of theirs.
         assert "vars." not in job["runs-on"] or "!= 'pull_request'" in job["if"]
-        assert job["permissions"] == {"contents": "read"}
-        assert job["timeout-minutes"]
-        for step in job["steps"]:
-            assert "${{" not in step.get("run", "")  # it would be shell, whatever it holds
-            if step.get("uses", "").startswith("actions/checkout@"):
-                assert step["with"]["persist-credentials"] is False
-    pinned = re.findall(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v[0-9]+\.[0-9]+\.[0-9]+\n", text)
-    assert len(pinned) == text.count("uses: ") == 2 * len(workflow["jobs"])
+        check_job(job)
+
+
+def test_only_a_tag_publishes_and_only_a_job_without_our_code_has_the_token():
+    workflow = read(ROOT / ".github/workflows/release.yml")
+    assert workflow["permissions"] == {}
+    assert workflow[True] == {"push": {"tags": ["v*"]}}
+    build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
+    check_job(build)
+    assert publish["permissions"] == {"id-token": "write"}
+    assert (publish["needs"], publish["environment"]) == ("build", "pypi")
+    names = [step["uses"].partition("@")[0] for step in publish["steps"]]  # none has `run`
+    assert names == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
+
+
+def test_a_tag_that_is_not_the_version_stops_a_release(tmp_path):
+    (step,) = [
+        step["run"]
+        for step in read(ROOT / ".github/workflows/release.yml")["jobs"]["build"]["steps"]
+        if "GITHUB_REF_NAME" in step.get("run", "")
+    ]
+    command = tmp_path / "build/dist/bin/pretuned"
+    command.parent.mkdir(parents=True)
+    command.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -m pretuned $*\n")
+    command.chmod(0o755)
+    version = pyproject(PROJECT)["tool"]["pretuned"]["version"]
+    tags = {f"v{version}": 0, version: 1, f"v{version}.1": 1, "v": 1, "v*": 1}
+    for tag, code in tags.items():
+        names = {"GITHUB_REF_NAME": tag, "PYTHONPATH": str(ROOT / "src")}
+        run("bash", "-e", "-c", step, folder=tmp_path, code=code, **names)
+
+
+def read(path):
+    """A workflow."""
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def check_job(job):
+    """It may only read, for some minutes, and leaves nothing to read to what it runs."""
+    assert job["permissions"] == {"contents": "read"}
+    assert job["timeout-minutes"]
+    for step in job["steps"]:
+        assert "${{" not in step.get("run", "")  # it would be shell, whatever it holds
+        if step.get("uses", "").startswith("actions/checkout@"):
+            assert step["with"]["persist-credentials"] is False
 
 
 def test_images_of_gitlab_and_docker_have_a_version():

@@ -14,6 +14,7 @@ from pretuned_answers import RefusedError
 AS = ("-c", "user.name=a", "-c", "user.email=a@b.c")
 OLD = "src/photos/tools/probe/layers.py"
 NEW = "src/photos/tools/head_layers/network.py"
+HOOKS = ".pre-commit-config.yaml"
 ANSWERS = {"project_slug": "photos", "package_name": "photos", "tools": "all"}
 LAYERS = (PROJECT / "src/image_classifier/tools/head_layers/network.py").read_bytes()
 
@@ -209,6 +210,22 @@ def test_a_project_without_names_of_contents_is_updated_from_the_template_that_m
     for base in (tmp_path / "empty", tmp_path / "no.whl", "../x", "0.0.0; true"):
         with pytest.raises(RefusedError, match="--base "):
             update.compare(project, newer, str(base))
+
+
+@pytest.mark.parametrize("answer", ["", "pre_commit = false\n"])
+def test_a_project_older_than_a_question_gets_its_default_or_the_answer_that_it_names(
+    answer, render
+):
+    project = render(**ANSWERS)
+    text = (project / "pyproject.toml").read_text().replace("pre_commit = true\n", "")
+    as_made(project, {HOOKS: None, "pyproject.toml": text.encode()})
+    git(project, "init")
+    commit(project)
+    (project / "pyproject.toml").write_text(text.replace("tools =", f"{answer}tools ="))
+    commit(project)
+    said, is_clean = update.update(project, cli._render_again, "")
+    assert is_clean
+    assert (f"A  {HOOKS}" in said.splitlines()) == (project / HOOKS).exists() == (not answer)
 
 
 def test_a_project_in_a_larger_repository_is_updated_alone(render, newer, tmp_path):
