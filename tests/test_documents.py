@@ -12,7 +12,9 @@ from functools import cache
 import pytest
 from conftest import PROJECT, ROOT, tracked_files
 from image_classifier.cli import commands
-from image_classifier.runtime.command_line import all_presets
+from image_classifier.config import Config
+from image_classifier.presets import PRESETS
+from image_classifier.runtime.command_line import all_presets, parse
 
 from pretuned_answers import tools
 
@@ -28,7 +30,11 @@ PAGES = {  # docs/notes is not here: notes tell what was found on their date
         *sorted(PACKAGE.glob("tools/*/README.md")),
     )
 }
-TEXTS = PAGES | {"benchmarks/README.md": (ROOT / "benchmarks/README.md").read_text("utf-8")}
+COMING = "docs/coming_from.md"
+TEXTS = PAGES | {
+    "benchmarks/README.md": (ROOT / "benchmarks/README.md").read_text("utf-8"),
+    COMING: re.sub(r"(?m)^\|[^|]*", "", PAGES[COMING]),  # the left column is not about us
+}
 MOST_WORDS = 24_500  # of all pages but those of tools
 MOST_WORDS_OF_A_TOOL = 168  # on average
 
@@ -147,6 +153,14 @@ def test_options_that_a_page_names_are_there(page):
     for folder in (ROOT / "benchmarks", ROOT / "faults", ROOT / "src", PROJECT / "docs"):
         known |= flags_of_scripts(folder)
     assert {*re.findall(FLAG, TEXTS[page])} - known == set()
+
+
+def test_training_takes_every_option_that_stands_for_one_of_another_library():
+    rows = re.findall(r"(?m)^\| `.*", TEXTS[COMING])
+    options = re.findall(r"`(?:python train\.py )?(--[a-z][^`]+)`", "\n".join(rows))
+    assert len(options) >= 40
+    for words in options:
+        parse(Config, words.split(), prog="train", about="", default=PRESETS["finetune"]())
 
 
 def test_the_guide_lists_every_tool_and_links_to_its_page():
