@@ -15,11 +15,12 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUFF_NO_CACHE := true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test faults figures notebook format dist environment clean
+.PHONY: help demo test docs faults figures notebook format dist environment clean
 
 help:
 	@echo 'make demo      make a project in $(DEMO) and train it'
 	@echo 'make test      run ruff, the import contract, and all tests'
+	@echo 'make docs      build the site of all pages in build/site; a broken link is an error'
 	@echo 'make faults    inject every fault of docs/faults.md; half an hour on 2 cores'
 	@echo 'make figures   write the figures of README.md and docs/ from benchmarks/results/'
 	@echo 'make notebook  execute docs/first_project.ipynb, and keep its outputs; needs chromium'
@@ -42,6 +43,9 @@ test: $(INSTALLED)
 	cd '$(PROJECT)' && PYTHONPATH=src $(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/test_life.py
 	$(BIN)/python -m pytest tests/test_life.py  # starts as many processes by itself
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/website.py
 
 faults: $(INSTALLED)
 	$(BIN)/python -m faults

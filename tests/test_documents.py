@@ -13,7 +13,9 @@ import pytest
 import yaml
 from conftest import PROJECT, ROOT, tracked_files
 from image_classifier.cli import commands
-from image_classifier.runtime.command_line import all_presets
+from image_classifier.config import Config
+from image_classifier.presets import PRESETS
+from image_classifier.runtime.command_line import all_presets, parse
 
 from pretuned_answers import tools
 
@@ -31,8 +33,10 @@ PAGES = {  # docs/notes is not here: notes tell what was found on their date
 }
 FORMS = [f".github/ISSUE_TEMPLATE/{name}.yml" for name in ("bug", "feature")]
 OTHERS = [*FORMS, ".github/PULL_REQUEST_TEMPLATE.md", "benchmarks/README.md"]
+COMING = "docs/coming_from.md"
 TEXTS = PAGES | {name: (ROOT / name).read_text(encoding="utf-8") for name in OTHERS}
-MOST_WORDS = 24_500  # of all pages but those of tools
+TEXTS[COMING] = re.sub(r"(?m)^\|[^|]*", "", PAGES[COMING])  # the left column is not about us
+MOST_WORDS = 24_700  # of all pages but those of tools
 MOST_WORDS_OF_A_TOOL = 168  # on average
 
 FILE = r"`(?:\.\./)?([\w{}][\w{}./-]*?(?:/|\.(?:py|md|sh|ya?ml|toml|ipynb)))(?:::(\w[\w.]*))?`"
@@ -161,6 +165,14 @@ def test_github_can_show_the_form_of_an_issue(form):
     assert len({field["id"] for field in asked}) == len(asked)
     assert all(field["attributes"]["label"] for field in asked)
     assert any(field["validations"]["required"] for field in asked if "validations" in field)
+
+
+def test_training_takes_every_option_that_stands_for_one_of_another_library():
+    rows = re.findall(r"(?m)^\| `.*", TEXTS[COMING])
+    options = re.findall(r"`(?:python train\.py )?(--[a-z][^`]+)`", "\n".join(rows))
+    assert len(options) >= 40
+    for words in options:
+        parse(Config, words.split(), prog="train", about="", default=PRESETS["finetune"]())
 
 
 def test_the_guide_lists_every_tool_and_links_to_its_page():
