@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ...extensions import find_tool
+from ...extensions import find_tool, option
 from ...metrics import Predictions, counted_and_correct
 from ...runtime.console import printable, say
 from ...tracking import Observer, Result, Setup
@@ -22,11 +22,12 @@ def open_observer(setup: Setup) -> Observer:
     train = setup.train_data.source
     runs = find_tool("saved_runs", "runs")
     path = Path(setup.config.run.dir, "probe.safetensors")
+    has_probe = option(setup.config, "run.init_head", "zero") == "probe"
 
     def conclude(result: Result) -> str:
         found = result.predictions
         if not result.is_last:
-            if result.state.startswith("step 0 of"):
+            if has_probe and result.state.startswith("step 0 of"):
                 with suppress(OSError):
                     found.save(path, step=0)
             return ""

@@ -62,10 +62,9 @@ def class_examples(predictions: Predictions) -> str:
     source = predictions.source
     recall = torch.from_numpy(recalls(predictions))
     parts = []
-    for number in recall.argsort(stable=True)[: int(recall.isfinite().sum())][:CLASSES].tolist():
+    for number in [n for n in recall.argsort(stable=True).tolist() if recall[n] < 1][:CLASSES]:
         column = (slice(None), number) if source.is_multi_label else (slice(None),)
-        labels = source.labels[column]
-        has_label = labels == 1 if source.is_multi_label else labels == number
+        has_label = source.labels[column] == (1 if source.is_multi_label else number)
         counted = predictions.is_counted[column] & has_label
         right = predictions.is_correct[column]
         shares = predictions.target_probability[column]
@@ -81,7 +80,8 @@ def class_examples(predictions: Predictions) -> str:
         name = f"{source.classes[number]}: {len(found):,} of {len(found) + len(missed):,}"
         parts.append(f"<h3>{escape(name)}</h3>{gallery(tiles)}")
     note = f"Up to {EXAMPLES} images that are recognized, and {EXAMPLES} that are missed."
-    return f"<h2>Classes with the lowest recall</h2><p>{note}</p>{''.join(parts)}"
+    shown = "".join(parts) or "<p>None.</p>"
+    return f"<h2>Classes with the lowest recall</h2><p>{note}</p>{shown}"
 
 
 def picture(

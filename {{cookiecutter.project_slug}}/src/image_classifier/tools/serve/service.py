@@ -6,6 +6,7 @@ It has no accounts, and listens to this machine alone.
 import asyncio
 import io
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -124,5 +125,7 @@ def pixels_of(content: bytes) -> int:
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             return image.width * image.height
+    except Image.DecompressionBombError:  # more than Pillow opens
+        return sys.maxsize
     except Exception:  # Pillow raises many kinds; `predict` says what is wrong
         return 0

@@ -1,6 +1,7 @@
 """What a run says at its end: facts, and what may be chance is called so."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from image_classifier.metrics import Predictions
 from image_classifier.tools.advice.observer import (
     confusions,
     gain_over,
+    open_observer,
 )
+from image_classifier.tracking import Result
 
 
 def predicted(labels, answers):
@@ -39,3 +42,14 @@ def test_a_gain_of_fine_tuning_is_told_from_chance(num_gained, said):
     labels = [0] * 100
     probe = predicted(labels, [1] * num_gained + [0] * (100 - num_gained))
     assert re.search(said, gain_over(probe.predicted, predicted(labels, labels)))
+
+
+@pytest.mark.parametrize(("head", "is_kept"), [("probe", True), ("zero", False)])
+def test_only_a_linear_probe_is_what_fine_tuning_gains_over(tmp_path, head, is_kept):
+    found = predicted([0, 1], [0, 1])
+    run = SimpleNamespace(dir=str(tmp_path), init_head=head)
+    setup = SimpleNamespace(
+        config=SimpleNamespace(run=run), train_data=SimpleNamespace(source=found.source)
+    )
+    open_observer(setup).conclude(Result(found, {}, "step 0 of 5; not finished", []))
+    assert (tmp_path / "probe.safetensors").exists() is is_kept
