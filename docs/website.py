@@ -22,6 +22,12 @@ CHAPTERS = {  # patterns of pages; a page is in the first chapter that has it
     "Your project": (f"{PROJECT}/README.md", f"{PROJECT}/docs/guide.md", f"{PROJECT}/docs/*.md"),
     "Design and results": ("docs/design.md", "docs/*.md"),
     "Tools": (f"{PROJECT}/src/*/tools/*/README.md",),
+    "Contribute": (
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        f"{PROJECT}/AGENTS.md",
+        "benchmarks/README.md",
+    ),
     "History": ("CHANGELOG.md", "docs/notes/*.md"),
 }
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)[^)\s#]+")  # to a file, without an anchor in it
