@@ -1,5 +1,6 @@
 """What a run says at its end: what it confuses, and whether fine-tuning gained over the probe."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,29 +13,36 @@ from ...tracking import Observer, Result, Setup
 
 SHOWN = 2  # pairs of classes
 LEAST = 2  # mistakes of a pair that is shown
+LATE = 0.75  # of a run: if it gains nothing from there on, a longer one would hardly gain
+STEPS = re.compile(r"step ([\d,]+) of ([\d,]+)")
 
 
 def open_observer(setup: Setup) -> Observer:
-    """Keep the predictions before the first step, which are those of a linear probe.
+    """Keep the predictions before the first step, which are those of a linear probe, and late ones.
 
-    They are in a file: a run that goes on has them, too.
+    They are in files: a run that goes on has them, too.
     """
     train = setup.train_data.source
     runs = find_tool("saved_runs", "runs")
     path = Path(setup.config.run.dir, "probe.safetensors")
+    late = path.with_name("late.safetensors")
     has_probe = option(setup.config, "run.init_head", "zero") == "probe"
 
     def conclude(result: Result) -> str:
         found = result.predictions
         if not result.is_last:
-            if has_probe and result.state.startswith("step 0 of"):
-                with suppress(OSError):
-                    found.save(path, step=0)
+            step, steps = (int(n.replace(",", "")) for n in STEPS.match(result.state).groups())
+            with suppress(OSError):
+                if step == 0 and has_probe:
+                    found.save(path, step)
+                if 0 < step <= LATE * steps:
+                    found.save(late, step)
             return ""
         facts = [confusions(found, train.class_counts())]
-        probe = runs.read_predictions(path) if runs else None
-        if probe and probe.same_images(found.source.fingerprint()):
-            facts.append(gain_over(probe.predicted, found))
+        for earlier, tell in ((path, gain_over), (late, late_gain)):
+            before = runs.read_predictions(earlier) if runs else None
+            if before and before.same_images(found.source.fingerprint()):
+                facts.append(tell(before.predicted, found))
         if told := "; ".join(filter(None, facts)):
             say(told)
         return ""
@@ -69,17 +77,30 @@ def gain_over(probe: Tensor, best: Predictions) -> str:
 
     `probe` has what that predicted, as `Predictions.predicted`.
     """
+    low, high = interval(probe, best)
+    told = f"fine-tuning gained {50 * (low + high):+.1f} points over the linear probe"
+    return f"{told}{certainty(low, high)}"
+
+
+def late_gain(late: Tensor, best: Predictions) -> str:
+    """What the run gained since `late` predictions, and whether a longer one may gain."""
+    low, high = interval(late, best)
+    more = "may gain more" if low > 0 else "would hardly gain"
+    told = f"since {LATE:.0%} of the steps {50 * (low + high):+.1f} points{certainty(low, high)}"
+    return f"{told}: a longer run {more}"
+
+
+def interval(earlier: Tensor, best: Predictions) -> tuple[float, float]:
+    """Bounds, with 95 % confidence, of the share of images that the best weights have gained."""
     from ..runs.statistics import by_images
 
     (counted, before), (_, after) = (
-        counted_and_correct(found, best.source.labels) for found in (probe, best.predicted)
+        counted_and_correct(found, best.source.labels) for found in (earlier, best.predicted)
     )
     gained = int((after & ~before).sum())
     lost = int((before & ~after).sum())
     gain = by_images(lost, gained, int(counted.sum()))
-    middle = 50 * (gain.low + gain.high)
-    told = f"fine-tuning gained {middle:+.1f} points over the linear probe"
-    return f"{told}{certainty(gain.low, gain.high)}"
+    return gain.low, gain.high
 
 
 def certainty(low: float, high: float) -> str:

@@ -11,6 +11,7 @@ from image_classifier.metrics import Predictions
 from image_classifier.tools.advice.observer import (
     confusions,
     gain_over,
+    late_gain,
     open_observer,
 )
 from image_classifier.tracking import Result
@@ -42,6 +43,24 @@ def test_a_gain_of_fine_tuning_is_told_from_chance(num_gained, said):
     labels = [0] * 100
     probe = predicted(labels, [1] * num_gained + [0] * (100 - num_gained))
     assert re.search(said, gain_over(probe.predicted, predicted(labels, labels)))
+    told = late_gain(probe.predicted, predicted(labels, labels))
+    assert told.startswith("since 75% of the steps +")
+    assert told.endswith("may gain more" if num_gained == 30 else "would hardly gain")
+
+
+def test_the_last_evaluation_before_the_end_of_a_run_is_what_its_last_steps_gain_over(tmp_path):
+    runs = pytest.importorskip("image_classifier.tools.runs.saved_runs")
+    found = predicted([0, 1, 2], [0, 1, 2])
+    run = SimpleNamespace(dir=str(tmp_path), init_head="probe")
+    setup = SimpleNamespace(
+        config=SimpleNamespace(run=run), train_data=SimpleNamespace(source=found.source)
+    )
+    conclude = open_observer(setup).conclude
+    for step, answers in ((0, [2, 2, 2]), (500, [0, 2, 2]), (750, [0, 1, 0]), (1000, [0, 1, 2])):
+        done = predicted([0, 1, 2], answers)
+        conclude(Result(done, {}, f"step {step:,} of 1,000; not finished", []))
+    late = runs.read_predictions(tmp_path / "late.safetensors")
+    assert late.predicted.tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize(("head", "is_kept"), [("probe", True), ("zero", False)])
