@@ -196,28 +196,28 @@ def policies(result: Result) -> str:
 
 def training(result: Result) -> str:
     """How many images per second, beside the others."""
-    found = result["measured"]
     names = {"ours": "ours", "timm": "timm", "lightning": "Lightning", "examples": "examples"}
-    rates = [
-        f"{name} {number(found[key]['images_per_second']['median'])}"
-        for key, name in names.items()
-        if key in found
-    ]
-    ratio = found["ours"]["images_per_second x examples"]["median"]
-    return f"images/s: {', '.join(rates)}; ours is {ratio:.1f} x the loop of pytorch/examples"
+    ratio = result["measured"]["ours"]["images_per_second x examples"]["median"]
+    return f"images/s: {rates(result, names)}; ours is {ratio:.1f} x the loop of pytorch/examples"
 
 
 def training_on_gpu(result: Result) -> str:
     """How many images per second from files and from a cache, beside the others."""
-    found = result["measured"]
     names = {"ours-streamed": "from JPEG files", "ours": "from a prepared cache"}
     names |= {"ours-synthetic": "from noise in the GPU's memory"}
     names |= {"timm": "timm", "lightning": "Lightning", "examples": "examples"}
-    rates = [
-        f"{name} {number(found[key]['images_per_second']['median'])}" for key, name in names.items()
-    ]
-    ratio = found["ours-streamed"]["images_per_second x timm"]["median"]
-    return f"images/s: {', '.join(rates)}; from files {ratio:.2f} x timm"
+    ratio = result["measured"]["ours-streamed"]["images_per_second x timm"]["median"]
+    return f"images/s: {rates(result, names)}; from files {ratio:.2f} x timm"
+
+
+def rates(result: Result, names: dict[str, str]) -> str:
+    """Images per second of contenders, each after its name; of those that were measured."""
+    found = result["measured"]
+    return ", ".join(
+        f"{name} {number(found[key]['images_per_second']['median'])}".strip()
+        for key, name in names.items()
+        if key in found
+    )
 
 
 def precision(result: Result) -> str:
@@ -304,75 +304,67 @@ def summary(machines: Machines) -> str:
     return table(heads, rows, numbers=False)
 
 
-def photographs_to_batches() -> tuple[str, Result]:
+def photographs_to_batches(result: Result) -> str:
     """CPU time per photograph, beside the best peer and torchvision."""
-    result = record.load("loaders")
     found = result["measured"]
-    ours = found["ours:uint8"]
     times = {name: number(row["cpu_ms"]["median"]) for name, row in found.items()}
-    peer = best_peer(ours)
+    peer = best_peer(found["ours:uint8"])
     rows = (("", "ours:uint8"), (f"{peer} ", f"{peer}:uint8"))
     rows += (("timm ", "timm:uint8"), ("torchvision ", "torchvision-v2:uint8"))
     text = ", ".join(f"{name}{times[key]}" for name, key in rows)
-    return f"{text} ms of CPU time per image", result
+    return f"{text} ms of CPU time per image"
 
 
-def whole_training() -> tuple[str, Result]:
-    """Images per second of a whole training on a GPU."""
-    result = record.load("training-cuda")
-    names = {"ours-streamed": "", "timm": "timm ", "lightning": "Lightning "}
-    names |= {"examples": "pytorch/examples "}
-    found = result["measured"]
-    rates = [
-        f"{name}{number(found[key]['images_per_second']['median'])}" for key, name in names.items()
-    ]
-    return f"{', '.join(rates)} images/s", result
+def whole_training(result: Result) -> str:
+    """Images per second of a whole training, from JPEG files."""
+    ours = "ours-streamed" if result["machine"]["gpu"] else "ours"
+    names = {ours: "", "timm": "timm", "lightning": "Lightning", "examples": "pytorch/examples"}
+    return f"{rates(result, names)} images/s"
 
 
-def whole_training_on_cpu() -> tuple[str, Result]:
-    """Images per second of a whole training on a CPU."""
-    result = record.load("training")
-    return training(result).partition(";")[0].removeprefix("images/s: ours ") + " images/s", result
-
-
-def fine_tuning() -> tuple[str, Result]:
+def fine_tuning(result: Result) -> str:
     """Mean top-1 over the sets of photographs that all have."""
-    result = record.load("transfer")
     found = result["measured"]
     tasks = [name.partition(":")[2] for name in found if name.startswith("timm:")]
     texts = []
     for title, way in (("", "finetune"), ("fastai ", "fastai"), ("timm ", "timm")):
         scores = [found[f"{way}:{task}"]["best_percent"]["mean"] for task in tasks]
         texts.append(f"{title}{statistics.mean(scores):.1f}")
-    return f"{', '.join(texts)} % top-1, mean of {len(tasks)} sets", result
+    return f"{', '.join(texts)} % top-1, mean of {len(tasks)} sets"
 
 
-def exact_resume() -> tuple[str, Result]:
+def exact_resume(result: Result) -> str:
     """How often a run was killed, and what came of it."""
-    result = record.load("faults")
     row = next(row for row in result["faults"] if row["fault"].startswith("`kill -9` of the whole"))
-    return f"{row['tries']} kills: {row['seen'].partition(';')[0]}", result
+    return f"{row['tries']} kills: {row['seen'].partition(';')[0]}"
 
 
-# The rows of the README: what it is, and what says it.
-FIVE: list[tuple[str, Callable[[], tuple[str, Result]]]] = [
-    ("photographs to uint8 batches, 2 workers", photographs_to_batches),
-    ("ResNet-50 from JPEG files, one H200", whole_training),
-    ("ResNet-18 at 128 pixels on a CPU", whole_training_on_cpu),
-    ("fine-tuning on 150 photographs", fine_tuning),
-    ("`kill -9` at random moments, then resume", exact_resume),
-    ("faults injected for real", lambda: (promises(record.load("faults")), record.load("faults"))),
+def promises(result: Result) -> str:
+    """How many rows of the table of faults ended in which way."""
+    ends = [row["verdict"] for row in result["faults"]]
+    counts = (ends.count(end) for end in ("**kept**", "BROKEN", "not run here"))
+    return "{} promises kept, {} broken, {} not run here".format(*counts)
+
+
+# The rows of the README: what was measured, in which result, and what it says.
+HIGHLIGHTS: list[tuple[str, str, Callable[[Result], str]]] = [
+    ("photographs to uint8 batches, 2 workers", "loaders", photographs_to_batches),
+    ("ResNet-50 from JPEG files, one H200", "training-cuda", whole_training),
+    ("ResNet-18 at 128 pixels on a CPU", "training", whole_training),
+    ("fine-tuning on 150 photographs", "transfer", fine_tuning),
+    ("`kill -9` at random moments, then resume", "faults", exact_resume),
+    ("faults injected for real", "faults", promises),
 ]
 
 
-def five() -> str:
+def highlights() -> str:
     """The figures of the README, each with the machine, and the commit that was measured."""
     machines = Machines()
     rows = []
-    for what, says in FIVE:
-        text, result = says()
+    for what, name, says in HIGHLIGHTS:
+        result = record.load(name)
         where = f"{machines.letter(result)}, {result['date']}, `{result['commit']}`"
-        rows.append((what, text, where))
+        rows.append((what, says(result), where))
     heads = ("", "Pretuned first, then others", "machine, date, commit")
     return f"{table(heads, rows, numbers=False)}\n\n{machines.lines()}"
 
@@ -385,13 +377,6 @@ def find(name: str) -> Result | None:
 def clock(seconds: float) -> str:
     """Minutes and seconds."""
     return f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
-
-
-def promises(result: Result) -> str:
-    """How many rows of the table of faults ended in which way."""
-    ends = [row["verdict"] for row in result["faults"]]
-    counts = (ends.count(end) for end in ("**kept**", "BROKEN", "not run here"))
-    return "{} promises kept, {} broken, {} not run here".format(*counts)
 
 
 def all_measured() -> str:
@@ -486,7 +471,7 @@ def pages() -> dict[Path, str]:
     """Every page with figures, as it should be."""
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    text = placed(readme, text, [mark.format(name="five") for mark in MARKS], five())
+    text = placed(readme, text, [mark.format(name="highlights") for mark in MARKS], highlights())
     docs = ROOT / "docs"
     whole = {docs / "measured.md": all_measured(), docs / "faults.md": all_faults()}
     block = compared("model_parallel")
