@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -36,7 +37,7 @@ def open_observer(setup: Setup) -> Observer:
                 if step == 0 and has_probe:
                     found.save(path, step)
                 if 0 < step <= LATE * steps:
-                    found.save(late, step)
+                    replace(found, probabilities=None).save(late, step)  # at each evaluation
             return ""
         facts = [confusions(found, train.class_counts())]
         for earlier, tell in ((path, gain_over), (late, late_gain)):
