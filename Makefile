@@ -41,8 +41,8 @@ test: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	cd '$(PROJECT)' && PYTHONPATH=src $(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/test_life.py
-	$(BIN)/python -m pytest tests/test_life.py  # starts as many processes by itself
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/test_renders.py
+	$(BIN)/python -m pytest tests/test_renders.py  # starts as many processes by itself
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/website.py

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import record
-from record import ROOT, Result, number, table
+import measurements
+from measurements import ROOT, Result, number, table
 
 MARKS = "<!-- figures: {name}, by `python benchmarks/figures.py` -->", "<!-- /figures -->"
 # Within a sentence: `<!-- figure: memory, ours, MB_of_pss -->132<!-- /figure -->`; see `figure`.
 FIGURE = re.compile(r"(<!-- figure: (.+?) -->).*?(<!-- /figure -->)")
-SPLIT = record.PROJECT / "docs" / "model_parallel.md"
+SPLIT = measurements.PROJECT / "docs" / "model_parallel.md"
 SPLIT_MARKS = "<!-- measured -->", "<!-- /measured -->"
 ARTICLES = "articles.md", "articles.ko.md"
 SCALE = "scale", "search"  # results whose tables docs/scale.md has
@@ -71,13 +71,15 @@ NOT_REACHED = [
 def with_torch(result: Result) -> str:
     """The machine of a result, and its version of torch."""
     torch = result["versions"]["torch"].partition("+")[0]
-    return f"{record.machine_text(result)}; torch {torch}"
+    return f"{measurements.machine_text(result)}; torch {torch}"
 
 
 def with_libraries(result: Result) -> str:
     """The machine of a result, its memory, and all libraries."""
     memory = f"{result['machine']['memory_gb']} GB"
-    return "; ".join((record.machine_text(result), memory, record.libraries_text(result)))
+    return "; ".join(
+        (measurements.machine_text(result), memory, measurements.libraries_text(result))
+    )
 
 
 class Machines:
@@ -93,7 +95,7 @@ class Machines:
 
     def cell(self, result: Result) -> str:
         """Where and when something was measured, and whether it is stale."""
-        stale = record.staleness(result)
+        stale = measurements.staleness(result)
         return f"{self.letter(result)}, {result['date']}" + f"; **{stale}**" * bool(stale)
 
     def lines(self) -> str:
@@ -242,7 +244,9 @@ def overhead(result: Result) -> str:
     """How much more a step takes."""
     found = result["measured"]["in turns"]
     more, bare = found["percent_more"], found["bare_ms_per_step"]
-    return f"{record.cell(more)} % more than seven lines by hand, of {number(bare['median'])} ms"
+    return (
+        f"{measurements.cell(more)} % more than seven lines by hand, of {number(bare['median'])} ms"
+    )
 
 
 def memory(result: Result) -> str:
@@ -362,7 +366,7 @@ def highlights() -> str:
     machines = Machines()
     rows = []
     for what, name, says in HIGHLIGHTS:
-        result = record.load(name)
+        result = measurements.load(name)
         where = f"{machines.letter(result)}, {result['date']}, `{result['commit']}`"
         rows.append((what, says(result), where))
     heads = ("", "Pretuned first, then others", "machine, date, commit")
@@ -371,7 +375,7 @@ def highlights() -> str:
 
 def find(name: str) -> Result | None:
     """A result of the repository, if there is one."""
-    return record.load(name) if (record.RESULTS / f"{name}.json").exists() else None
+    return measurements.load(name) if (measurements.RESULTS / f"{name}.json").exists() else None
 
 
 def clock(seconds: float) -> str:
@@ -402,24 +406,24 @@ def all_measured() -> str:
         "`vision_learner(...).fine_tune(5)`, `timm` its train.py.",
         transferred(machines),
     ]
-    for name in sorted(path.stem for path in record.RESULTS.glob("*.json")):
-        result = record.load(name)
+    for name in sorted(path.stem for path in measurements.RESULTS.glob("*.json")):
+        result = measurements.load(name)
         if name not in ELSEWHERE:
             times = f"{result['rounds']} round{'s' * (result['rounds'] != 1)}"
             facts = f"`{result['command']}`, {times}; {machines.cell(result)}"
-            findings = re.sub(RANGES, "", record.findings(result), count=1)
+            findings = re.sub(RANGES, "", measurements.findings(result), count=1)
             parts += [findings, facts]
     return "\n\n".join([*parts, "## Machines", machines.lines()]) + "\n"
 
 
 def all_faults() -> str:
     """docs/faults.md: what was injected, how often, and what came of it."""
-    result = record.load("faults")
+    result = measurements.load("faults")
     rows = [
         (row["fault"], f"{row['tries']:,}", row["promise"], row["verdict"], row["seen"])
         for row in result["faults"]
     ]
-    stale = record.staleness(result)
+    stale = measurements.staleness(result)
     parts = [
         "# Faults",
         "Each row is a fault that was injected for real into the generated project: processes\n"
@@ -428,8 +432,8 @@ def all_faults() -> str:
         table(("fault", "tries", "promise", "", "seen"), rows, numbers=False),
         f"{promises(result)}.",
         f"`{result['command']}`, {result['date']}, commit {result['commit']}: "
-        f"{clock(result['seconds'])} minutes on {record.machine_text(result)}; "
-        + record.libraries_text(result)
+        f"{clock(result['seconds'])} minutes on {measurements.machine_text(result)}; "
+        + measurements.libraries_text(result)
         + f". **Stale: {stale}.**" * bool(stale),
     ]
     return "\n\n".join(parts) + "\n"
@@ -445,10 +449,12 @@ def figure(words: str) -> str:
     whose description begins with FAULT was injected.
     """
     name, *place = words.split(", ")
-    result = record.load(name)
+    result = measurements.load(name)
     if not place:
-        stale = record.staleness(result)
-        return f"{record.machine_text(result)}, {result['date']}" + f"; **{stale}**" * bool(stale)
+        stale = measurements.staleness(result)
+        return f"{measurements.machine_text(result)}, {result['date']}" + f"; **{stale}**" * bool(
+            stale
+        )
     if place == ["promises"]:
         return promises(result)
     contender, key, *kind = place
@@ -457,8 +463,8 @@ def figure(words: str) -> str:
         return f"{row[key]:,}"
     found = result["measured"][contender][key]
     if kind == ["mean"]:
-        return record.cell({key: found[key] for key in ("mean", "deviation")})
-    return record.cell(found) if kind == ["range"] else number(found["median"])
+        return measurements.cell({key: found[key] for key in ("mean", "deviation")})
+    return measurements.cell(found) if kind == ["range"] else number(found["median"])
 
 
 def article(path: Path) -> str:
@@ -503,11 +509,11 @@ def compared(name: str) -> str:
     result = find(name)
     if result is None:
         return f"On a CPU: {MISSING}."
-    stale = record.staleness(result)
-    facts = f"{record.machine_text(result)}, {result['date']}, `{result['command']}`"
+    stale = measurements.staleness(result)
+    facts = f"{measurements.machine_text(result)}, {result['date']}, `{result['command']}`"
     parts = [f"{result['about']} {facts}{f'; **{stale}**' * bool(stale)}."]
-    parts += [record.numbers_table(result["measured"])]
-    parts += ["\n".join(record.goal_lines(result["goals"]))] * bool(result["goals"])
+    parts += [measurements.numbers_table(result["measured"])]
+    parts += ["\n".join(measurements.goal_lines(result["goals"]))] * bool(result["goals"])
     return "\n\n".join(parts)
 
 
@@ -525,9 +531,9 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
-    for path in sorted(record.RESULTS.glob("*.json")):
-        result: dict[str, Any] = record.load(path.stem)
-        stale = record.staleness(result)
+    for path in sorted(measurements.RESULTS.glob("*.json")):
+        result: dict[str, Any] = measurements.load(path.stem)
+        stale = measurements.staleness(result)
         if stale:
             took = f"{clock(result['seconds'])} minutes" if result["seconds"] else "?"
             print(f"stale: {path.stem}: {stale}\n    {result['command']}    ({took})")

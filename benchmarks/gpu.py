@@ -40,11 +40,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import measurements
 import pictures
-import record
 import rounds
 import training
-from record import PROJECT, ROOT
+from measurements import PROJECT, ROOT
 
 ABOUT = ""  # it measures nothing itself
 MOST_BYTES = 56 * 2**20  # of the archive
@@ -186,7 +186,7 @@ def pack(given: argparse.Namespace) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
         render(top / PROJECT.name, Path(temporary))
-        (top / "COMMIT").write_text(record.commit())
+        (top / "COMMIT").write_text(measurements.commit())
         wheels(top / "wheels", given.python, given.there)
         data = top / "data"
         data.mkdir()
@@ -386,8 +386,8 @@ def tell(log: Any) -> dict[str, Any]:  # noqa: ANN401
     asked += " torch.backends.cudnn.version(), torchvision.__version__, torch.cuda.is_available())"
     words = [sys.executable, "-c", asked]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
-    machine = record.machine() | {"torch": (done.stdout or done.stderr).strip()}
-    machine["commit"] = record.commit()
+    machine = measurements.machine() | {"torch": (done.stdout or done.stderr).strip()}
+    machine["commit"] = measurements.commit()
     say(log, "\n".join(f"{name}: {fact}" for name, fact in machine.items()))
     return machine
 
@@ -461,17 +461,17 @@ def report(given: argparse.Namespace) -> None:
         words: one for state in states for words, one in state["commands"].items() if words in asked
     }
     rows = {words: row for words, one in made.items() if (row := measurements(one))}
-    before = record.load("gpu")  # of what was not made again
+    before = measurements.load("gpu")  # of what was not made again
     commits = [before["commit"], *(state["machine"]["commit"] for state in states)]
     commits = list(dict.fromkeys(", ".join(commits).split(", ")))
     past = {"commit": ", ".join(commits), "digest": None, "load": None, "machine": machine}
     past["date"] = date.fromtimestamp(given.states[-1].stat().st_mtime).isoformat()
     past["versions"] = {"torch": torch, "torchvision": torchvision, "CUDA": cuda, "cuDNN": cudnn}
     past["seconds"] = round(sum(one["seconds"] for one in made.values()))
-    found = record.measured({words: [row] for words, row in rows.items()}, {}) | past
+    found = measurements.measured({words: [row] for words, row in rows.items()}, {}) | past
     kept = {words: row for words, row in before["measured"].items() if words in asked}
-    record.write(
-        record.RESULTS / "gpu.json",
+    measurements.write(
+        measurements.RESULTS / "gpu.json",
         "The first hour on a GPU",
         "Tests that passed and failed, the last time that a command was made; `repeat` has the "
         "seconds of training steps alone.",
@@ -484,7 +484,9 @@ def report(given: argparse.Namespace) -> None:
         if name.startswith("results/training-cuda")
     ]
     if trained:
-        (record.RESULTS / "training-cuda.json").write_text(record.as_text(together(trained)))
+        (measurements.RESULTS / "training-cuda.json").write_text(
+            measurements.as_text(together(trained))
+        )
     for preset in ("folder", "cifar10"):
         begin = f"train.py bench {preset} "
         benches = [one["results"] for words, one in made.items() if words.startswith(begin)]
@@ -492,8 +494,8 @@ def report(given: argparse.Namespace) -> None:
         if gains:
             about = "Gain over the first variant of a tip, with its interval of 90 % confidence; "
             about += f"`--quick` takes rounds of a few steps. {setup}"
-            record.write(
-                record.RESULTS / f"tips-cuda-{preset}.json",
+            measurements.write(
+                measurements.RESULTS / f"tips-cuda-{preset}.json",
                 f"What each tip gains on a GPU, with the preset {preset}",
                 about,
                 {"measured": gains, "rounds": 5, "goals": [], "failures": {}} | past,
@@ -524,7 +526,7 @@ def tips(benches: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], str]:
     return rows, trained
 
 
-def together(trained: list[record.Result]) -> record.Result:
+def together(trained: list[measurements.Result]) -> measurements.Result:
     """One result of `training.py`, of contenders that were a command each."""
     results = {
         name: [{key: found["median"] for key, found in row.items() if " x " not in key}]
@@ -532,11 +534,11 @@ def together(trained: list[record.Result]) -> record.Result:
         for name, row in result["measured"].items()
     }
     for other in ("timm", "lightning", "examples", "ours-synthetic"):
-        record.relate(results, "images_per_second", ["ours", "ours-streamed"], other)
+        measurements.relate(results, "images_per_second", ["ours", "ours-streamed"], other)
     names = " ".join(results)
     command = f"{trained[-1]['command'].partition(' --only ')[0]} --only {names}"
     seconds = sum(result["seconds"] for result in trained)
-    found = record.measured(results, {}, training.goals(results))
+    found = measurements.measured(results, {}, training.goals(results))
     return trained[-1] | found | {"command": command, "seconds": seconds}
 
 

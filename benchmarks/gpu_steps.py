@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import record
+import measurements
 
 ABOUT = "augment data models optim precision presets train"
 MODES = ("none", "default", "reduce-overhead", "max-autotune-no-cudagraphs")
@@ -308,7 +308,9 @@ def main() -> None:
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="as small as can be")
-    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder of the result")
+    parser.add_argument(
+        "--results", type=Path, default=measurements.RESULTS, help="folder of the result"
+    )
     parser.add_argument("--words", default="cifar10_speed", help="a preset, and options")
     parser.add_argument("--mode", default="", help="of torch.compile (default)")
     parser.add_argument("--runs", type=int, default=1, help="with a seed each (1)")
@@ -318,11 +320,11 @@ def main() -> None:
     given = parser.parse_args()
     given.failures = {}
     rows = VERBS[given.verb](given)
-    record.write(
+    measurements.write(
         given.results / f"gpu-{given.verb}.json",
         f"The first hour on a GPU: {given.verb}",
         f"{VERBS[given.verb].__doc__} On {given.device}.",
-        record.measured(rows, given.failures),
+        measurements.measured(rows, given.failures),
     )
 
 

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import house
+import measurements
 import pictures
-import record
+import project
 import rounds
 
 # The way from a file to a batch.
@@ -312,7 +312,7 @@ def dali(task: Task) -> Batches:
 
 def build_config(task: Task, cache: str = "none") -> Any:  # noqa: ANN401 - a config
     """Crops and flips of the files at `task.root`, or of what `prepare` wrote to `cache`."""
-    return house.build_config(
+    return project.build_config(
         data={
             "root": str(task.root),
             "cache": str(task.scratch / cache),
@@ -327,7 +327,7 @@ def build_config(task: Task, cache: str = "none") -> Any:  # noqa: ANN401 - a co
 
 def ours(task: Task, cache: str = "none") -> Batches:
     """The batches that `train` of a generated project sees, before or after its `augment`."""
-    return house.input_batches(build_config(task, cache), task.ready)
+    return project.input_batches(build_config(task, cache), task.ready)
 
 
 def ours_prepared(task: Task, form: str) -> Batches:
@@ -454,12 +454,12 @@ def pixel_differences(task: Task) -> dict[str, float]:
     }
 
 
-def goals(results: record.Results) -> list[dict[str, Any]]:
+def goals(results: measurements.Results) -> list[dict[str, Any]]:
     """What was asked for, and what came out."""
 
     def goal(what: str, asked: str, name: str, baseline: str) -> dict[str, Any]:
-        found = record.numbers(results, name, f"cpu_ms x {baseline}")
-        return record.goal(f"CPU time of {name}{what} to that of {baseline}", asked, found)
+        found = measurements.numbers(results, name, f"cpu_ms x {baseline}")
+        return measurements.goal(f"CPU time of {name}{what} to that of {baseline}", asked, found)
 
     lines = []
     asked = {"ours": "<= 0.5", "ours-prepared-jpeg": "<= 0.2", "ours-prepared-raw": "<= 0.06"}
@@ -474,10 +474,10 @@ def goals(results: record.Results) -> list[dict[str, Any]]:
     return lines
 
 
-def best_peer(results: record.Results, kind: str) -> list[str]:
+def best_peer(results: measurements.Results, kind: str) -> list[str]:
     """The peer that takes the least CPU time for this kind of batches, if one was measured."""
     peers = [name + kind for name in PEERS if name + kind in results]
-    return sorted(peers, key=lambda name: min(record.numbers(results, name, "cpu_ms")))[:1]
+    return sorted(peers, key=lambda name: min(measurements.numbers(results, name, "cpu_ms")))[:1]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -508,34 +508,34 @@ def main() -> None:
             results, failures = rounds.compare(
                 __file__, ["pixels"], options, "--scratch", str(scratch)
             )
-            difference = record.numbers(results, "pixels", "mean_difference_of_255")
-            record.write(
+            difference = measurements.numbers(results, "pixels", "mean_difference_of_255")
+            measurements.write(
                 options.results / f"{name}-pixels.json",
                 f"Our pixels against PIL's: {what}",
                 f"{COMPARED} crops of at least {options.min_area:g} of the area, box for box.",
-                record.measured(
-                    results, failures, [record.goal("mean difference", "<= 0.05", difference)]
+                measurements.measured(
+                    results, failures, [measurements.goal("mean difference", "<= 0.05", difference)]
                 ),
             )
             return
         names = [*CONTENDERS, *UINT8]
         results, failures = rounds.compare(__file__, names, options, "--scratch", str(scratch))
-        record.relate(results, "cpu_ms", names, "pil-v1")
-        record.relate(results, "cpu_ms", UINT8, "pil-v1:uint8")
+        measurements.relate(results, "cpu_ms", names, "pil-v1")
+        measurements.relate(results, "cpu_ms", UINT8, "pil-v1:uint8")
         for kind in ("", ":uint8"):
             for peer in best_peer(results, kind):
-                record.relate(results, "cpu_ms", [f"ours{kind}"], peer)
+                measurements.relate(results, "cpu_ms", [f"ours{kind}"], peer)
         for form in ("", "-prepared-raw"):
-            record.relate(results, "cpu_ms", [f"bare{form}:uint8"], f"ours{form}:uint8")
+            measurements.relate(results, "cpu_ms", [f"bare{form}:uint8"], f"ours{form}:uint8")
         size = pictures.average_bytes(scratch / "long")
-        record.write(
+        measurements.write(
             options.results / f"{name}.json",
             f"Loaders alone: {what}, {size // 1000} kB each on average",
             f"{options.images:,} images per round; 2 workers, batches of 64, random crops of at "
             f"least {options.min_area:g} of the area to 224 x 224, flips. float32 batches are "
             "normalized and ready to train on; uint8 batches are for a device that normalizes. "
             "Medians (lowest to highest); ratios are taken within a round.",
-            record.measured(results, failures, goals(results)),
+            measurements.measured(results, failures, goals(results)),
         )
 
 

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import house
+import measurements
 import pictures
-import record
+import project
 import rounds
 
 ABOUT = "data tools/prepare"
@@ -52,7 +52,7 @@ def make_files(root: Path) -> None:
 
 
 def ours(root: Path, count: int) -> Iterator[Any]:
-    """A dataset of a million paths, streamed by the house."""
+    """A dataset of a million paths, streamed by ours."""
     import torch
     from image_classifier.data.datasets import DATASETS
     from image_classifier.data.datasets.paths import PathList
@@ -66,12 +66,12 @@ def ours(root: Path, count: int) -> Iterator[Any]:
         return Source(labels, classes, paths=paths)
 
     DATASETS["million"] = million
-    return house.input_batches(build_config(root), ready=False)
+    return project.input_batches(build_config(root), ready=False)
 
 
 def build_config(root: Path) -> Any:  # noqa: ANN401 - a config
     """The files as they are, in order of an epoch."""
-    return house.build_config(
+    return project.build_config(
         data={
             "name": "million",
             "root": str(root),
@@ -146,16 +146,16 @@ def main() -> None:
         results, failures = rounds.compare(__file__, contenders, options, "--root", root)
     goals = []
     for kind in ("MB_of_pss", "MB_private"):
-        many, few = (record.numbers(results, name, kind) for name in ("ours", "ours:few"))
+        many, few = (measurements.numbers(results, name, kind) for name in ("ours", "ours:few"))
         cost = [one - other for one, other in zip(many, few, strict=False)]
         what = f"ours: {kind.replace('_', ' ')} of a worker that the index costs, after the walk"
-        goals.append(record.goal(what, "<= 40", cost))
-    record.write(
+        goals.append(measurements.goal(what, "<= 40", cost))
+    measurements.write(
         options.results / "memory.json",
         f"Memory of a worker, one of two that walk {options.files:,} files",
         f"`few` is the same walk through an index of {FEW:,} files. Growth is from the first "
         "batches to the last. Medians (lowest to highest).",
-        record.measured(results, failures, goals),
+        measurements.measured(results, failures, goals),
     )
 
 

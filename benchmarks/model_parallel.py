@@ -25,12 +25,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import house
-import record
+import measurements
+import project
 import rounds
 
 ABOUT = "models optim parallel precision train"
-EXAMPLE = record.PROJECT / "docs" / "examples" / "model_parallel.py"
+EXAMPLE = measurements.PROJECT / "docs" / "examples" / "model_parallel.py"
 SIDE, CLASSES = 32, 10
 MICRO_BATCHES = (1, 2, 4, 8)
 DEVICES = 2
@@ -44,7 +44,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     from image_classifier.precision import Precision
     from image_classifier.runtime.distributed import join_world
 
-    config = house.build_config(
+    config = project.build_config(
         data={"image_size": SIDE, "batch_size": options.batch}, model={"name": options.model}
     )
     with join_world(config.compute) as world:
@@ -141,13 +141,13 @@ def main() -> None:
     found, failures = rounds.compare(__file__, ["1", str(DEVICES)], options)
     both = [one | two for one, two in zip(*found.values(), strict=True)] if len(found) > 1 else []
     results = {name: [{"images_per_second": each[name]} for each in both] for name in NAMES}
-    record.relate(results, "images_per_second", NAMES[1:], NAMES[0])
-    record.write(
+    measurements.relate(results, "images_per_second", NAMES[1:], NAMES[0])
+    measurements.write(
         options.results / "model_parallel.json",
         "ResNet-50 on two devices, each a core",
         f"Training steps of {options.model}, {options.batch} images of {SIDE} x {SIDE}, float32: "
         f"medians of {options.blocks} steps in each round.",
-        record.measured(results, failures),
+        measurements.measured(results, failures),
     )
 
 

@@ -20,9 +20,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import measurements
 import numpy as np
 import pictures
-import record
 import rounds
 from PIL import Image
 
@@ -150,13 +150,15 @@ def main() -> None:
         found[0]["right, % of the pairs"] for name, found in results.items() if name in GENERATED
     ]
     goals = [
-        record.goal("right pairs of generated images, %, the worse", ">= 99.9", [min(generated)])
+        measurements.goal(
+            "right pairs of generated images, %, the worse", ">= 99.9", [min(generated)]
+        )
     ]
-    record.write(
+    measurements.write(
         options.results / "near_duplicates.json",
         "Changed copies that `check` finds",
         f"Up to {options.images} images of each kind, each copied with one change at a time.",
-        record.measured(results, failures, goals),
+        measurements.measured(results, failures, goals),
     )
 
 

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import house
-import record
+import measurements
+import project
 import rounds
 
 # All that a step of `train` passes through.
@@ -41,8 +41,8 @@ LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 5e-4
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Milliseconds per step of both loops, and what the one takes more: medians over blocks."""
     config = build_config(options, folder)
-    pixels = house.noise(COUNT, SIDE, CLASSES, distinct=COUNT)
-    house.offer_pixels("generated", *pixels)
+    pixels = project.noise(COUNT, SIDE, CLASSES, distinct=COUNT)
+    project.offer_pixels("generated", *pixels)
     ours, bare = [], []
 
     def in_turns(data: Any, start: int, stop: int, batches: Callable) -> Iterator[Any]:  # noqa: ANN401
@@ -59,7 +59,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
                 bare.append(began - asked)
             yield next(own)
 
-    house.train(config, in_turns)
+    project.train(config, in_turns)
     ours, bare = ours[1:], bare[1 : len(ours)]  # the first block of each is for warming up
     in_pairs = [100 * (one / other - 1) for one, other in zip(ours, bare, strict=True)]
     return {
@@ -72,7 +72,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
 def build_config(options: argparse.Namespace, folder: Path) -> Any:  # noqa: ANN401 - a config
     """A small network in float32, nothing but normalized images, and all that a run writes."""
     steps = (options.blocks + 2) * BLOCK
-    return house.build_config(
+    return project.build_config(
         epochs=steps / (COUNT // options.batch),
         data={
             "name": "generated",
@@ -86,7 +86,7 @@ def build_config(options: argparse.Namespace, folder: Path) -> Any:  # noqa: ANN
     )
 
 
-def bare_loop(config: Any, data: Any) -> Callable[[], None]:  # noqa: ANN401 - of the house
+def bare_loop(config: Any, data: Any) -> Callable[[], None]:  # noqa: ANN401 - of the project
     """A function that trains a network of its own for a block of steps, by hand."""
     import torch
     from image_classifier.models import build_model
@@ -127,17 +127,17 @@ def main() -> None:
             rounds.give(measure, options, Path(folder, "run"))
         return
     results, failures = rounds.compare(__file__, ["in turns"], options)
-    more = record.numbers(results, "in turns", "percent_more")
-    record.write(
+    more = measurements.numbers(results, "in turns", "percent_more")
+    measurements.write(
         options.results / "overhead.json",
         "The loop of `train` against a bare loop",
         f"Each round is a process with {options.blocks} blocks of {BLOCK} steps of both loops in "
         f"turns; resnet9 of width {options.width}, batches of {options.batch} images of "
         f"{SIDE} x {SIDE}, float32. Medians (lowest to highest).",
-        record.measured(
+        measurements.measured(
             results,
             failures,
-            [record.goal("percent that a step of `train` takes more", "<= 3", more)],
+            [measurements.goal("percent that a step of `train` takes more", "<= 3", more)],
         ),
     )
 

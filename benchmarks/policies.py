@@ -20,8 +20,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import measurements
 import pictures
-import record
 import rounds
 
 ABOUT = "tools/policies/policy tools/transforms/policy"
@@ -113,23 +113,23 @@ def main() -> None:
     results, failures = rounds.compare(__file__, names, options)
     for kind in KINDS:
         for peer in CONTENDERS[:2]:
-            record.relate(results, "cpu_ms", [f"{kind}:ours"], f"{kind}:{peer}")
-    record.write(
+            measurements.relate(results, "cpu_ms", [f"{kind}:ours"], f"{kind}:{peer}")
+    measurements.write(
         options.results / "policies.json",
         "Augmentation of photographs of 224 x 224 pixels; RandAugment does two operations",
         f"{options.seconds:g} s per round, one thread. Medians (lowest to highest); ratios are "
         "taken within a round.",
-        record.measured(results, failures, goals(results)),
+        measurements.measured(results, failures, goals(results)),
     )
 
 
-def goals(results: record.Results) -> list[dict[str, Any]]:
+def goals(results: measurements.Results) -> list[dict[str, Any]]:
     """What was asked for, and what came out."""
     return [
-        record.goal(
+        measurements.goal(
             f"{policy}: CPU ms per image",
             "<= 0.15",
-            record.numbers(results, f"{policy}:ours", "cpu_ms"),
+            measurements.numbers(results, f"{policy}:ours", "cpu_ms"),
         )
         for policy in POLICIES
     ]

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import house
-import record
+import measurements
+import project
 import rounds
 
 ABOUT = "models optim precision parallel tools/cpu_precision train"
@@ -55,7 +55,7 @@ TASKS = {
 
 def build_config(task: Task, precision: str, device: str, folder: Path) -> Any:  # noqa: ANN401
     """A run of `LONGEST` steps on noise that is not augmented."""
-    return house.build_config(
+    return project.build_config(
         precision=precision,
         epochs=LONGEST / EPOCH,
         data={
@@ -79,8 +79,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
 
     name, _, precision = options.contender.partition(":")
     task = TASKS[name]
-    pixels = house.noise(EPOCH * task.batch, task.size, CLASSES, distinct=task.batch)
-    house.offer_pixels("noise", *pixels)
+    pixels = project.noise(EPOCH * task.batch, task.size, CLASSES, distinct=task.batch)
+    project.offer_pixels("noise", *pixels)
     readings: list[tuple[int, rounds.Reading]] = []
     probes: list[dict[str, float]] = []
     own = probe.measure
@@ -113,7 +113,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         read(done)
 
     probe.measure = measured
-    house.train(build_config(task, precision, options.device, folder), timed)
+    project.train(build_config(task, precision, options.device, folder), timed)
     (began, first), (ended, last) = readings
     took, count = last.since(first), (ended - began) * task.batch
     rates = {"images_per_second": count / took.seconds, "cpu_ms": 1e3 * took.cpu_seconds / count}
@@ -135,28 +135,30 @@ def main() -> None:
     results, failures = rounds.compare(__file__, names, options)
     for task in TASKS:
         names = [f"{task}:{precision}" for precision in PRECISIONS]
-        record.relate(results, "images_per_second", names, f"{task}:fp32")
+        measurements.relate(results, "images_per_second", names, f"{task}:fp32")
     on = f"-{options.device}" * (options.device != "cpu")
-    record.write(
+    measurements.write(
         options.results / f"precision{on}.json",
         "Training steps in fp32, bf16 and as `auto` chooses",
         f"{options.seconds:g} s per round, after {SKIPPED} steps; batches of "
         f"{', '.join(f'{task.batch} ({name})' for name, task in TASKS.items())}. Medians (lowest "
         "to highest); ratios are taken within a round.",
-        record.measured(results, failures, goals(results)),
+        measurements.measured(results, failures, goals(results)),
     )
 
 
-def goals(results: record.Results) -> list[dict[str, Any]]:
+def goals(results: measurements.Results) -> list[dict[str, Any]]:
     """What was asked for, and what came out."""
     lines = []
     for task in TASKS:
         fp32, bf16, auto = (
-            record.numbers(results, f"{task}:{precision}", "images_per_second")
+            measurements.numbers(results, f"{task}:{precision}", "images_per_second")
             for precision in PRECISIONS
         )
         found = [one / max(others) for one, *others in zip(auto, fp32, bf16, strict=False)]
-        lines.append(record.goal(f"{task}: auto to the better of fp32 and bf16", ">= 0.95", found))
+        lines.append(
+            measurements.goal(f"{task}: auto to the better of fp32 and bf16", ">= 0.95", found)
+        )
     return lines
 
 

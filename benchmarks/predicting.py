@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import house
-import record
+import measurements
+import project
 import rounds
 
 ABOUT = "data evaluate checkpoints/loaded metrics tools/predict"
@@ -35,7 +35,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     from image_classifier.tools.predict.output import Output
     from image_classifier.tools.predict.predict import Wanted, write_rows
 
-    compute = house.build_config().compute
+    compute = project.build_config().compute
     files = list_files(options.paths, sys.stdin.buffer, b"\n")
     with join_world(compute) as world, tempfile.TemporaryDirectory() as folder:
         trained = load_model(options.run, compute, world)
@@ -78,12 +78,12 @@ def main() -> None:
     if options.contender:
         rounds.give(measure, options)
         return
-    record.write(
+    measurements.write(
         options.results / "predicting.json",
         "`predict` beside the loader alone",
         f"{options.workers} workers, batches of {CHUNK}; what the main process computes beside "
         "what the loader does is its own CPU time. Medians (lowest to highest).",
-        record.measured(*rounds.compare(__file__, ["in turns"], options)),
+        measurements.measured(*rounds.compare(__file__, ["in turns"], options)),
     )
 
 

@@ -23,7 +23,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import record
+import measurements
 import rounds
 
 # A preset is its config, and what learns by it.
@@ -55,12 +55,12 @@ def main() -> None:
             {name: row for name, row in part.items() if name.partition(":")[0] == preset}
             for part in (results, failures)
         ]
-        record.write(
+        measurements.write(
             given.results / f"recipes-{preset}.json",
             f"What `{preset}` reaches",
             f"`python train.py {' '.join([RECIPES[preset], given.more]).strip()}`, as often as "
             "there are rounds, with a seed each. Medians (lowest to highest).",
-            record.measured(*parts),
+            measurements.measured(*parts),
         )
 
 
@@ -90,11 +90,11 @@ def train(
     """Run a command of `train.py`, with paths for what stands for them; its metrics.jsonl."""
     words = [str(vars(given)[word.lower()].resolve()) if word.isupper() else word for word in words]
     words += [*shlex.split(given.more), "--run.dir", "run"]
-    environment = os.environ | {"PYTHONPATH": str(record.PROJECT / "src")}
+    environment = os.environ | {"PYTHONPATH": str(measurements.PROJECT / "src")}
     if instructions:
         environment["ONEDNN_MAX_CPU_ISA"] = instructions
     subprocess.run(
-        [sys.executable, str(record.PROJECT / "train.py"), *words],
+        [sys.executable, str(measurements.PROJECT / "train.py"), *words],
         cwd=folder,
         env=environment,
         stdout=sys.stderr,

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import house
-import record
+import measurements
+import project
 import rounds
 
 ABOUT = "augment data/batch data/loader data/gather data/samples data/splits"
@@ -106,17 +106,17 @@ def dataloader_v2(root: Path | None) -> Iterator[tuple[Any, Any]]:
 
 
 def ours(root: Path | None) -> Iterator[tuple[Any, Any]]:
-    """Resident images of the house, gathered and augmented a batch at a time."""
+    """Resident images of ours, gathered and augmented a batch at a time."""
     import torch
 
     pixels, labels = (torch.from_numpy(array) for array in load(root))
-    house.offer_pixels("array", pixels, labels, mean=MEAN, std=STD)
-    return house.input_batches(build_config())
+    project.offer_pixels("array", pixels, labels, mean=MEAN, std=STD)
+    return project.input_batches(build_config())
 
 
 def build_config() -> Any:  # noqa: ANN401 - a config
     """Shifts and flips of images in memory, in float32."""
-    return house.build_config(
+    return project.build_config(
         data={"name": "array", "image_size": SIDE, "batch_size": BATCH, "where": "device"},
         augment={"crop": "pad", "flip": "random"},
     )
@@ -155,17 +155,17 @@ def main() -> None:
         return
     results, failures = rounds.compare(__file__, CONTENDERS, options)
     what = options.root.resolve().name if options.root else f"{COUNT:,} generated images"
-    record.relate(results, "images_per_second", CONTENDERS, "dataloader-pil")
-    ratio = record.numbers(results, "ours", "images_per_second x dataloader-pil")
-    record.write(
+    measurements.relate(results, "images_per_second", CONTENDERS, "dataloader-pil")
+    ratio = measurements.numbers(results, "ours", "images_per_second x dataloader-pil")
+    measurements.write(
         options.results / (f"resident-{what}.json" if options.root else "resident.json"),
         f"Small images in memory: {what}, batches of {BATCH}",
         f"{options.seconds:g} s per round; crops after padding by {PAD}, flips, normalized float32 "
         "out. Medians (lowest to highest); ratios are taken within a round.",
-        record.measured(
+        measurements.measured(
             results,
             failures,
-            [record.goal("images/s of ours to those of dataloader-pil", ">= 20", ratio)],
+            [measurements.goal("images/s of ours to those of dataloader-pil", ">= 20", ratio)],
         ),
     )
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import record
-from record import PROJECT, RESULTS, Results
+import measurements
+from measurements import PROJECT, RESULTS, Results
 
 LONGEST_SECONDS = 3600  # that one contender may take in one round
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -91,8 +91,8 @@ def compare(
     results: Results = {name: [] for name in names}
     failures: dict[str, str] = {}
     # Both remember: a result is of the code as it is now, whatever is edited meanwhile.
-    record.digest(Path(script))
-    record.commit()
+    measurements.digest(Path(script))
+    measurements.commit()
     for number in range(options.rounds):
         try:
             rows = play(script, names, failures, number, *words)

@@ -23,7 +23,7 @@ compare() {
 compare loaders --pixels
 compare loaders
 compare resident
-compare ways_in
+compare input_formats
 compare policies
 compare overhead
 compare precision

@@ -39,8 +39,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import house
-import record
+import measurements
+import project
 import rounds
 
 ABOUT = "train parallel precision optim checkpoints runtime/distributed runtime/launch"
@@ -56,7 +56,7 @@ RUN += " --precision fp32"  # else it is measured first
 
 def build_config(options: argparse.Namespace, gradients: str = "fp32") -> Any:  # noqa: ANN401
     """ResNet-18 in float32, which learns slowly enough to stay finite on noise."""
-    return house.build_config(
+    return project.build_config(
         data={"image_size": options.side, "batch_size": options.batch},
         optim={"lr": 1e-3},
         compute={"gradient_dtype": gradients},
@@ -223,7 +223,7 @@ def bytes_sent() -> int:
 def restart(options: argparse.Namespace) -> dict[str, float]:
     """Seconds from the kill of a process to the next step of the run; and what a save takes."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(record.PROJECT / "train.py"), *RUN.split()]
+        command = [sys.executable, str(measurements.PROJECT / "train.py"), *RUN.split()]
         command += ["--data.image-size", str(options.side), "--data.batch-size", str(options.batch)]
         command += ["--run.dir", folder]
         run = subprocess.Popen(
@@ -286,7 +286,7 @@ def save(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     model(torch.randn(2, 3, options.side, options.side)).sum().backward()
     precision.step(optimizer)  # which gives it momentum
     state = TrainState(model, optimizer, precision)
-    labels, pixels = house.noise(CLASSES, options.side, CLASSES, CLASSES)[::-1]
+    labels, pixels = project.noise(CLASSES, options.side, CLASSES, CLASSES)[::-1]
     classes = tuple(map(str, range(CLASSES)))
     source = Source(labels, classes, pixels=pixels)
     with Checkpoints(config, World(torch.device("cpu")), source) as checkpoints:
@@ -311,12 +311,12 @@ def main() -> None:
         size = NAMES.get(options.contender)
         rounds.give(*((measure, size, options) if size else (restart, options)))
         return
-    record.write(
+    measurements.write(
         options.results / "scale.json",
         "Several processes",
         f"ResNet-18, {options.batch} images of {options.side} x {options.side} per step in all, "
         f"float32; medians over {options.blocks} blocks of {STEPS} steps of each kind.",
-        record.measured(*rounds.compare(__file__, [*NAMES, "restart"], options)),
+        measurements.measured(*rounds.compare(__file__, [*NAMES, "restart"], options)),
     )
 
 

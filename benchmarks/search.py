@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import record
+import measurements
 import rounds
 
 ABOUT = "augment data evaluate models optim presets pace parallel train"
@@ -38,16 +38,16 @@ def main() -> None:
         return
     results, failures = rounds.compare(__file__, SCHEDULERS, given)
     full, early = (results.get(name, []) for name in SCHEDULERS)
-    record.relate(results, "steps", ["asha"], "all in full")
+    measurements.relate(results, "steps", ["asha"], "all in full")
     for one, other in zip(early, full, strict=False):
         one["points_below"] = other["top1_percent"] - one["top1_percent"]
-    record.write(
+    measurements.write(
         given.results / "search.json",
         "What ASHA saves",
         f"`image-classifier search {SEARCH} --scheduler none` or `asha`, as often as there are "
         "rounds, with a seed each: the best top-1, its learning rate, and the steps of all trials. "
         "Medians (lowest to highest).",
-        record.measured(results, failures, goals(early)),
+        measurements.measured(results, failures, goals(early)),
     )
 
 
@@ -58,8 +58,12 @@ def goals(early: list[dict[str, float]]) -> list[dict[str, object]]:
         for key in ("points_below", "steps x all in full")
     )
     return [
-        record.goal("points of top-1 below the best of the full grid, worst seed", "<= 0.5", below),
-        record.goal("share of the full grid's training steps, worst seed", "<= 0.3333", steps),
+        measurements.goal(
+            "points of top-1 below the best of the full grid, worst seed", "<= 0.5", below
+        ),
+        measurements.goal(
+            "share of the full grid's training steps, worst seed", "<= 0.3333", steps
+        ),
     ]
 
 
@@ -71,7 +75,7 @@ def contend(given: argparse.Namespace) -> dict[str, float]:
     program = "import sys; from image_classifier.cli import main; sys.exit(main())"
     subprocess.run(
         [sys.executable, "-c", program, "search", *words, "--run.dir", str(folder)],
-        env=os.environ | {"PYTHONPATH": str(record.PROJECT / "src")},
+        env=os.environ | {"PYTHONPATH": str(measurements.PROJECT / "src")},
         stdout=sys.stderr,
         check=True,
     )

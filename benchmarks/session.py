@@ -17,8 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from measurements import ROOT
 from playwright.sync_api import sync_playwright
-from record import ROOT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text

@@ -1,7 +1,7 @@
 """How many tests there are, and how long they take: those of the project, and of the template.
 
     python benchmarks/suites.py
-    python benchmarks/suites.py --only project --words tests/test_house.py     # a quick look
+    python benchmarks/suites.py --only project --words tests/test_structure.py     # a quick look
 
 Runs what `make test` runs, in the environment that it made: `.venv/bin/python`.
 
@@ -10,24 +10,24 @@ Prints and writes `results/suites.json`.
 
 import sys
 
-import record
+import measurements
 import rounds
 
 ABOUT = ""  # whatever is there: a result is of its commit
-FOLDERS = {"project": record.PROJECT, "template": record.ROOT}
+FOLDERS = {"project": measurements.PROJECT, "template": measurements.ROOT}
 # As the two Makefiles call pytest.
 CALLS = {
     "project": [["-n", "auto"]],
     "template": [
-        ["-n", "2", "--dist", "loadfile", "--ignore", "tests/test_life.py"],
-        ["tests/test_life.py"],
+        ["-n", "2", "--dist", "loadfile", "--ignore", "tests/test_renders.py"],
+        ["tests/test_renders.py"],
     ],
 }
 
 
 def measure(name: str, words: list[str]) -> dict[str, float]:
     """Run all tests of a folder."""
-    sys.path.append(str(record.ROOT))
+    sys.path.append(str(measurements.ROOT))
     from faults.suites import run  # noqa: PLC0415 - it imports torch
 
     begun = rounds.Reading.now()
@@ -44,12 +44,12 @@ def main() -> None:
     if options.contender:
         rounds.give(measure, options.contender, options.words)
         return
-    record.write(
+    measurements.write(
         options.results / "suites.json",
         "The tests",
         "Those of the generated project by themselves, and those of the template, which run the "
         "project's once more in a project that they make.",
-        record.measured(*rounds.compare(__file__, FOLDERS, options)),
+        measurements.measured(*rounds.compare(__file__, FOLDERS, options)),
     )
 
 

@@ -38,10 +38,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import house
 import loaders
+import measurements
 import pictures
-import record
+import project
 import rounds
 
 # What a step takes, beside the way of its images.
@@ -329,14 +329,14 @@ def ours(course: Course, cache: str = "raw", **knobs: Any) -> None:  # noqa: ANN
     config = build_config(course, cache, **knobs)
     if cache == "synthetic":
         size, batch = course.setup.size, course.setup.batch
-        pixels = house.noise(images_of(course.root), size, course.num_classes, distinct=batch)
-        house.offer_pixels("synthetic", *pixels)
+        pixels = project.noise(images_of(course.root), size, course.num_classes, distinct=batch)
+        project.offer_pixels("synthetic", *pixels)
 
     def watched(data: Any, start: int, stop: int, batches: Callable) -> Iterator[Any]:  # noqa: ANN401
         yield from course.watched(batches(data, start, stop))
-        raise house.EnoughError
+        raise ours.EnoughError
 
-    house.train(config, watched)
+    project.train(config, watched)
     rows = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
     rows = [row for row in rows if "train/loss" in row]
     course.losses = [row["train/loss"] for row in rows]
@@ -349,7 +349,7 @@ def build_config(
 ) -> Any:  # noqa: ANN401 - a config
     """The same training as that of all others: SGD at a constant rate, crops and flips."""
     synthetic = cache == "synthetic"
-    return house.build_config(
+    return project.build_config(
         seed=course.seed,
         precision=precision,
         # Less than an epoch, and a step more than is measured: after the last one a run evaluates.
@@ -434,17 +434,17 @@ def main() -> None:
         on += [str(value) for value in asked.values()]
         name = "-".join(["training", *on, *([options.root.resolve().name] if options.root else [])])
         key = "images_per_second"
-        record.relate(results, key, CONTENDERS, "examples")
+        measurements.relate(results, key, CONTENDERS, "examples")
         for other in ("timm", "lightning", "ours-synthetic"):
-            record.relate(results, key, ["ours", "ours-streamed"], other)
-        record.write(
+            measurements.relate(results, key, ["ours", "ours-streamed"], other)
+        measurements.write(
             options.results / f"{name}.json",
             f"Whole training: {setup.title}, {setup.size} pixels, batches of {setup.batch}: {what}",
             f"{options.steps} steps a run, of which the first {setup.skipped} are not timed; "
             "round r is the run with seed r. Medians (lowest to highest); ratios are taken within "
             f"a round. The loss is the mean of the last {COMPARED} steps; waited is the share of "
             f"the time that the loop stood still for want of images. {losses_agree(results)}",
-            record.measured(results, failures, goals(results)),
+            measurements.measured(results, failures, goals(results)),
         )
 
 
@@ -463,23 +463,23 @@ def contend(options: argparse.Namespace) -> dict[str, float]:
     return course.result()
 
 
-def goals(results: record.Results) -> list[dict[str, Any]]:
+def goals(results: measurements.Results) -> list[dict[str, Any]]:
     """What was asked for, and what came out."""
     lines = []
     asked = ("ours", "examples", 2.5), ("ours", "ours-synthetic", 0.95)
     for name, other, least in (*asked, ("ours-streamed", "ours-synthetic", 0.95)):
-        ratio = record.numbers(results, name, f"images_per_second x {other}")
+        ratio = measurements.numbers(results, name, f"images_per_second x {other}")
         if {name, other} <= results.keys():
             what = f"images/s of {name} to those of {other}"
-            lines.append(record.goal(what, f">= {least}", ratio))
+            lines.append(measurements.goal(what, f">= {least}", ratio))
     return lines
 
 
-def losses_agree(results: record.Results) -> str:
+def losses_agree(results: measurements.Results) -> str:
     """How far the losses of ours are from the baseline's, in standard errors over seeds."""
     if not {"ours", "examples"} <= results.keys():
         return ""
-    theirs, ours = (record.numbers(results, name, "loss") for name in ("examples", "ours"))
+    theirs, ours = (measurements.numbers(results, name, "loss") for name in ("examples", "ours"))
     apart = statistics.mean(ours) - statistics.mean(theirs)
     said = f"The mean loss of ours minus that of examples is {apart:+.3f}"
     if min(len(theirs), len(ours)) < 2:

@@ -31,7 +31,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import record
+import measurements
 import rounds
 from safetensors.torch import save_file
 
@@ -79,18 +79,18 @@ def main() -> None:
             pairs = zip(*(results.get(f"{m}:{task}", []) for m in ("finetune", peer)), strict=False)
             for row, other in pairs:
                 row[f"above {peer}"] = row["best_percent"] - other["best_percent"]
-        record.relate(results, "cpu_minutes", [f"finetune:{task}"], f"fastai:{task}")
-    record.write(
+        measurements.relate(results, "cpu_minutes", [f"finetune:{task}"], f"fastai:{task}")
+    measurements.write(
         given.results / "transfer.json",
         "Trained weights on a few hundred photographs",
         f"{given.images} images to learn from, {given.validation} others to judge by; top-1, of "
         "several labels mean average precision. A seed a round: other images, other order. "
         "`above`: points by which the best evaluation is better. Medians (lowest to highest).",
-        record.measured(results, failures, goals(results, tasks)),
+        measurements.measured(results, failures, goals(results, tasks)),
     )
 
 
-def goals(results: record.Results, tasks: list[str]) -> list[dict[str, object]]:
+def goals(results: measurements.Results, tasks: list[str]) -> list[dict[str, object]]:
     """What is asked of `finetune`: of the mean over the rounds, for each set and network."""
     asked, ahead = [], []
     for task in tasks:
@@ -98,11 +98,13 @@ def goals(results: record.Results, tasks: list[str]) -> list[dict[str, object]]:
         for peer in PEERS:
             found = [row[f"above {peer}"] for row in rows if f"above {peer}" in row]
             mean = [statistics.mean(found)] if found else []
-            asked += [record.goal(f"{task}: points above {peer}, mean", ">= 0", mean)] * bool(mean)
+            asked += [measurements.goal(f"{task}: points above {peer}, mean", ">= 0", mean)] * bool(
+                mean
+            )
         rivals = [
             statistics.mean(found)
             for peer in ("fastai", "timm")
-            if (found := record.numbers(results, f"{peer}:{task}", "best_percent"))
+            if (found := measurements.numbers(results, f"{peer}:{task}", "best_percent"))
         ]
         if rows and rivals:
             ahead.append(statistics.mean(row["best_percent"] for row in rows) - max(rivals))
@@ -110,10 +112,10 @@ def goals(results: record.Results, tasks: list[str]) -> list[dict[str, object]]:
             ("CPU time, of fastai's", "<= 1", f"cpu_minutes x fastai:{task}"),
             ("seconds to the first accuracy", "<= 15", "first_seconds"),
         ):
-            found = record.numbers(results, f"finetune:{task}", key)
-            asked.append(record.goal(f"{task}: {what}", limit, found))
+            found = measurements.numbers(results, f"finetune:{task}", key)
+            asked.append(measurements.goal(f"{task}: {what}", limit, found))
     what = "points above the better of fastai and timm, mean over sets and networks"
-    return [record.goal(what, ">= 2", [statistics.mean(ahead)] if ahead else []), *asked]
+    return [measurements.goal(what, ">= 2", [statistics.mean(ahead)] if ahead else []), *asked]
 
 
 def name_of(path: Path) -> str:

@@ -30,9 +30,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import measurements
 import numpy as np
 import pictures
-import record
 import rounds
 import transfer
 from PIL import Image
@@ -116,11 +116,11 @@ def main() -> None:
             for part in (results, failures)
         ]
         if any(parts):
-            found = record.measured(*parts, goals(parts[0]))
-            record.write(given.results / f"trust-{kind}.json", title, about + ROUNDS, found)
+            found = measurements.measured(*parts, goals(parts[0]))
+            measurements.write(given.results / f"trust-{kind}.json", title, about + ROUNDS, found)
 
 
-def goals(results: record.Results) -> list[dict[str, object]]:
+def goals(results: measurements.Results) -> list[dict[str, object]]:
     """What is asked of the means over all rounds."""
     asked = [
         ("bursts:by file", "points_above_fresh", ">= 20"),
@@ -131,11 +131,11 @@ def goals(results: record.Results) -> list[dict[str, object]]:
         *((f"labels:{name}", "found_percent", ">= 80") for name in ("trash", "flowers")),
     ]
     found = [
-        (f"{name}: {key.replace('_', ' ')}, mean", limit, record.numbers(results, name, key))
+        (f"{name}: {key.replace('_', ' ')}, mean", limit, measurements.numbers(results, name, key))
         for name, key, limit in asked
     ]
     return [
-        record.goal(what, limit, [statistics.mean(values)])
+        measurements.goal(what, limit, [statistics.mean(values)])
         for what, limit, values in found
         if values
     ]

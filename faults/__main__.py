@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import record
+from benchmarks import measurements
 
 from . import PROJECT, ROOT, disks, kills, long, many, ranks, steps
 from .children import small, train_whole
@@ -323,13 +323,13 @@ def main() -> int:
             f"{result.verdict:>12}  {result.seconds:4.0f} s  {row.fault}: {result.note}", flush=True
         )
     if not (options.short or options.only or options.tries or options.gpu):
-        path = record.RESULTS / "faults.json"
+        path = measurements.RESULTS / "faults.json"
         if options.again:
             replace_rows(path, results)
         else:
             found = {"faults": [result.facts() for result in results]}
             about = "Faults that were injected into the generated project."
-            record.write(path, "Faults", about, record.measured({}, {}) | found)
+            measurements.write(path, "Faults", about, measurements.measured({}, {}) | found)
     return int(any(result.verdict == "BROKEN" for result in results))
 
 
@@ -339,10 +339,10 @@ def replace_rows(path: Path, results: list[Result]) -> None:
     known = {facts["fault"]: facts for facts in found["faults"]}
     for result in results:
         new = result.facts()
-        new["seen"] += f" (measured again, commit {record.commit()})"
+        new["seen"] += f" (measured again, commit {measurements.commit()})"
         known[result.row.fault] = new
     found["faults"] = [known[row.fault] for row in ROWS if row.fault in known]
-    path.write_text(record.as_text(found), encoding="utf-8")
+    path.write_text(measurements.as_text(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

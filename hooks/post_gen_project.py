@@ -2,7 +2,7 @@
 
 Nothing in the folder is Jinja: the words of the default answers are what is replaced. Free text
 (names of people and of the project, the description) goes into pyproject.toml, Markdown and the
-licence alone, quoted for where it lands; all other files take only the slug and the package name.
+license alone, quoted for where it lands; all other files take only the slug and the package name.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ DEFAULTS |= {"project_slug": "image-classifier", "package_name": "image_classifi
 NAMES = ("project_slug", "package_name")
 TEXTS = ("project_name", "description", "author", "email")
 
-# What each choice owns in the folder; parts/ holds what the other choices put in its place.
+# What each choice owns in the folder; alternatives/ has what other choices put in its place.
 OWNED = {
-    "licence": ["LICENSE"],
+    "license": ["LICENSE"],
     "docker": ["Dockerfile", ".dockerignore"],
     "slurm": ["slurm.sh"],
     "skypilot": ["sky.yaml"],
@@ -45,7 +45,7 @@ LEFTOVERS = (".venv", "build", "data", "dist", "runs", "**/__pycache__", "**/.*_
 
 
 def main() -> None:
-    """Clear away, choose the parts, replace the words, name the package."""
+    """Clear away, choose files, replace the words, name the package."""
     for pattern in LEFTOVERS:
         for path in list(Path.cwd().glob(pattern)):
             shutil.rmtree(path)
@@ -79,9 +79,10 @@ def choose(key: str, files: list[str]) -> None:
         return
     for file in map(Path, files):
         shutil.rmtree(file) if file.is_dir() else file.unlink()
-    part = template_folder / "parts" / key / str(answers[key])
-    if part.is_dir():
-        shutil.copytree(part, Path.cwd(), dirs_exist_ok=True)
+    name = str(answers[key]).lower().replace(" ", "-")
+    others = template_folder / "alternatives" / key / name
+    if others.is_dir():
+        shutil.copytree(others, Path.cwd(), dirs_exist_ok=True)
 
 
 def choose_tools() -> None:
@@ -123,11 +124,11 @@ def rewrite(path: Path) -> None:
 
 def choices_in_toml() -> dict[str, str]:
     """Return the lines of pyproject.toml that name a choice, and what they become."""
-    licence = answers["licence"]
+    name = answers["license"]
+    docker = f"docker = {str(answers['docker']).lower()}"
     return {
-        'license = "MIT"': f'license = "{SPDX.get(licence, licence)}"',
-        'licence = "MIT"': f'licence = "{licence}"',
-        "docker = true": f"docker = {str(answers['docker']).lower()}",
+        'license = "MIT"\ndocker = true': f'license = "{name}"\n{docker}',  # among the answers
+        'license = "MIT"': f'license = "{SPDX.get(name, name)}"',
         "slurm = true": f"slurm = {str(answers['slurm']).lower()}",
         "skypilot = true": f"skypilot = {str(answers['skypilot']).lower()}",
         'ci = "GitHub Actions"': f'ci = "{answers["ci"]}"',

@@ -28,7 +28,7 @@ LONG_NAMES = {
     "author": "Zoë O'Brien-D\"Arc \\ 名前 😀",
     "email": "zoe.obrien+photographs@long-domain.example.org",
 }
-OFF = {"licence": "proprietary", "docker": "no", "slurm": "no", "skypilot": "no"}
+OFF = {"license": "proprietary", "docker": "no", "slurm": "no", "skypilot": "no"}
 OFF |= {"ci": "none", "pre_commit": "no", "tools": "none"}
 ALL = {"tools": "all"}  # as the folder of the template is
 

@@ -27,7 +27,7 @@ OPTIONAL = {"Dockerfile", ".dockerignore", "slurm.sh", "sky.yaml", GITHUB, HOOKS
 
 
 @pytest.mark.parametrize(
-    ("licence", "expression", "first_words"),
+    ("name", "expression", "first_words"),
     [
         ("MIT", "MIT", "MIT License Copyright (c) {author} Permission is hereby granted"),
         ("Apache-2.0", "Apache-2.0", "Apache License Version 2.0, January 2004"),
@@ -36,15 +36,15 @@ OPTIONAL = {"Dockerfile", ".dockerignore", "slurm.sh", "sky.yaml", GITHUB, HOOKS
     ],
 )
 def test_every_answer_is_where_it_belongs_and_no_default_is_left(
-    licence, expression, first_words, render
+    name, expression, first_words, render
 ):
-    folder = render(**LONG_NAMES, **ALL, licence=licence)
+    folder = render(**LONG_NAMES, **ALL, license=name)
     for file, (content, _) in contents(folder).items():
         text = content.decode(errors="ignore") + file
         assert not [word for word in DEFAULT_WORDS if word in text], file
     choices = {"docker": True, "slurm": True, "skypilot": True, "pre_commit": True}
     choices |= {"ci": "GitHub Actions", "tools": "all"}
-    answers = LONG_NAMES | choices | {"licence": licence}
+    answers = LONG_NAMES | choices | {"license": name}
     assert pyproject(folder)["tool"]["pretuned"]["answers"] == answers
     text = " ".join((folder / "LICENSE").read_text(encoding="utf-8").split())
     assert text.startswith(first_words.format_map(LONG_NAMES))
@@ -73,7 +73,7 @@ def test_every_answer_is_where_it_belongs_and_no_default_is_left(
         ({"ci": "none"}, {GITHUB}, set()),
         ({"pre_commit": "no"}, {HOOKS}, set()),
         ({"ci": "GitLab CI"}, {GITHUB}, {GITLAB}),
-        ({"licence": "Apache-2.0"}, set(), set()),
+        ({"license": "Apache-2.0"}, set(), set()),
         (OFF, OPTIONAL | TOOLS, set()),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_choice_brings_exactly_its_files(answers, gone, new, render):
 def test_answers_are_typed_or_given_in_any_case_and_names_follow_from_the_name(here, monkeypatch):
     typed = ["", "", "", "", "Ada Byron", "", "", "", "n", "n", "2", "n", "4", ""]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
-    assert cli.main(["project_name=Zoë's Cats & Dogs", "licence=bsd-3-clause", "docker=No"]) == 0
+    assert cli.main(["project_name=Zoë's Cats & Dogs", "license=bsd-3-clause", "docker=No"]) == 0
     project = pyproject(here / "zoe-s-cats-dogs")
     assert list(project["tool"]["pretuned"]["answers"].values()) == [
         *("Zoë's Cats & Dogs", "zoe-s-cats-dogs", "zoe_s_cats_dogs"),
@@ -99,8 +99,8 @@ def test_answers_are_typed_or_given_in_any_case_and_names_follow_from_the_name(h
     [
         ("project_nme=x", "unknown key 'project_nme'; did you mean 'project_name'?"),
         ("_extensions=x", "unknown key '_extensions'"),
-        ("licence=apache", "unknown licence 'apache'; did you mean 'Apache-2.0'?"),
-        ("licence=GPL", "(there are: MIT, Apache-2.0, BSD-3-Clause, proprietary)"),
+        ("license=apache", "unknown license 'apache'; did you mean 'Apache-2.0'?"),
+        ("license=GPL", "(there are: MIT, Apache-2.0, BSD-3-Clause, proprietary)"),
         ("docker=nope", "unknown docker 'nope'; did you mean 'no'?"),
         ("name", "'name' must have the form key=value"),
     ],

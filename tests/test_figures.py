@@ -5,13 +5,13 @@ import re
 from argparse import Namespace
 
 import figures
-import house
 import loaders
+import measurements
 import memory
 import overhead
 import precision
+import project
 import pytest
-import record
 import resident
 import training
 from conftest import ROOT
@@ -43,10 +43,12 @@ def test_no_figure_of_the_readme_is_written_by_hand():
 
 
 def test_a_result_of_other_code_says_so_in_its_row(monkeypatch):
-    result = record.load("training") | {"digest": record.digest(ROOT / "benchmarks/training.py")}
-    assert record.staleness(result) == ""
+    result = measurements.load("training") | {
+        "digest": measurements.digest(ROOT / "benchmarks/training.py")
+    }
+    assert measurements.staleness(result) == ""
     assert "**" not in figures.Machines().cell(result)
-    monkeypatch.setattr(record, "digest", lambda _: "another")
+    monkeypatch.setattr(measurements, "digest", lambda _: "another")
     mark = f"measured before later changes, commit {result['commit']}"
     assert f"**{mark}**" in figures.Machines().cell(result)
 
@@ -63,32 +65,32 @@ def test_a_result_of_other_code_says_so_in_its_row(monkeypatch):
     ],
 )
 def test_words_make_no_result_stale_but_code_does(before, after, is_same):
-    one, other = ("".join(record.code(ast.parse(text), {"main"})) for text in (before, after))
+    one, other = ("".join(measurements.code(ast.parse(text), {"main"})) for text in (before, after))
     assert (one == other) is is_same
 
 
 def test_a_digest_is_the_same_in_every_version_of_python():
     text = "def f(x: int = 1, *a) -> str:\n    return f'{x!r:>{w}} {a}' 'b' if x else None\nf(1.5)"
-    code = "".join(record.code(ast.parse(text), set()))
-    assert record.hashlib.sha256(code.encode()).hexdigest()[:12] == "9da1f35edae2"
+    code = "".join(measurements.code(ast.parse(text), set()))
+    assert measurements.hashlib.sha256(code.encode()).hexdigest()[:12] == "9da1f35edae2"
 
 
 def test_a_digest_counts_what_is_imported_and_what_is_named(tmp_path):
-    counted = {path.name for path in record.modules_of(ROOT / "benchmarks/training.py")}
-    assert {"training.py", "loaders.py", "house.py", "rounds.py", "pictures.py"} <= counted
-    assert "record.py" not in counted  # what writes a result does not change it
-    assert len(set(map(record.digest, SCRIPTS))) == len(SCRIPTS)  # all that is named is there
+    counted = {path.name for path in measurements.modules_of(ROOT / "benchmarks/training.py")}
+    assert {"training.py", "loaders.py", "project.py", "rounds.py", "pictures.py"} <= counted
+    assert "measurements.py" not in counted  # what writes a result does not change it
+    assert len(set(map(measurements.digest, SCRIPTS))) == len(SCRIPTS)  # all that is named is there
     script = tmp_path / "script.py"
     script.write_text('ABOUT = "train nowhere"')
     with pytest.raises(FileNotFoundError, match=r"ABOUT of .*script.py names nowhere"):
-        record.digest(script)
+        measurements.digest(script)
 
 
 def test_all_that_a_script_names_counts(tmp_path):
     script = tmp_path / "script.py"
     script.write_text('ABOUT = "train "\nABOUT += "optim"\nNAMES = "data"\nNAMES += "models"')
-    assert record.about(script) == "train optim"
-    assert record.about(ROOT / "benchmarks/ways_in.py").endswith(" tools/prepare")
+    assert measurements.about(script) == "train optim"
+    assert measurements.about(ROOT / "benchmarks/input_formats.py").endswith(" tools/prepare")
 
 
 def test_a_comparison_has_no_tricks_but_those_that_it_names(tmp_path, monkeypatch):
@@ -106,9 +108,9 @@ def test_a_comparison_has_no_tricks_but_those_that_it_names(tmp_path, monkeypatc
 
 
 def test_a_knob_that_no_comparison_names_is_an_error(monkeypatch):
-    monkeypatch.delitem(house.SECTIONS["optim"], "lr")
-    with pytest.raises(TypeError, match=r"name lr of OptimConfig in .*house.py"):
-        house.build_config()
+    monkeypatch.delitem(project.SECTIONS["optim"], "lr")
+    with pytest.raises(TypeError, match=r"name lr of OptimConfig in .*project.py"):
+        project.build_config()
 
 
 def test_no_comparison_begins_with_a_preset():

@@ -92,7 +92,7 @@ def check_job(job):
 
 
 def test_images_of_gitlab_and_docker_have_a_version():
-    gitlab = (ROOT / "parts/ci/GitLab CI/.gitlab-ci.yml").read_text(encoding="utf-8")
+    gitlab = (ROOT / "alternatives/ci/gitlab-ci/.gitlab-ci.yml").read_text(encoding="utf-8")
     job = yaml.safe_load(gitlab)["test"]
     assert job["image"] == "python:$VERSION"
     for version in job["parallel"]["matrix"][0]["VERSION"]:

@@ -109,6 +109,12 @@ CONFLICT (modify/delete): docs/older.md deleted in worktree/template and modifie
 worktree/yours.  Version worktree/yours of docs/older.md left in tree."""
 
 
+def test_an_answer_of_a_project_of_before_is_read_by_its_former_name(tmp_path):
+    project = cli._render_again({"licence": "Apache-2.0", "tools": "none"}, tmp_path)
+    assert "Apache License" in (project / "LICENSE").read_text(encoding="utf-8")
+    assert 'license = "Apache-2.0"\ndocker' in (project / "pyproject.toml").read_text()
+
+
 def test_an_update_brings_what_is_new_and_keeps_what_is_yours(project, newer):
     found = update.compare(project, newer, "").splitlines()
     for line in ("yours   M  Makefile", "both    M  README.md", "theirs  M  LICENSE"):
@@ -255,7 +261,7 @@ def test_what_cannot_be_updated_is_refused_in_a_line(project, tmp_path, capsys):
     text = (project / "pyproject.toml").read_text()
     for old, new, reason in (
         ('tools = "all"', "tools = 3", "no such answer: tools = 3"),
-        ('licence = "MIT"', 'licence = "GPL"', "no such answer: licence = 'GPL'"),
+        ('license = "MIT"\ndocker', 'license = "GPL"\ndocker', "no such answer: license = 'GPL'"),
         ("[tool.pretuned.answers]", "answers = []\n[tool.x]", "no project of this template"),
         ("[tool.pretuned]", "<<<<<<<", "can't be read"),
         ('version = "0.2.0.dev0"', 'version = "99.0"', "pretuned 99.0 made this project"),

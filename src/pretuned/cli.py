@@ -157,11 +157,15 @@ def _list_tools(project: Path) -> str:
     return "\n".join([*rows, "", "* is in this project"])
 
 
+# Keys of questions as projects of earlier versions have them.
+_FORMER = {"license": "licence"}
+
+
 def _render_again(answers: dict[str, object], output_dir: Path) -> Path:
     """Render the answers of a project that was made before, but for those to older questions."""
     given = {}
     for key, default in _questions().items():
-        value = answers.get(key)
+        value = answers.get(key, answers.get(_FORMER.get(key, key)))
         if value is None:
             continue
         if key == "tools" and isinstance(value, list) and all(isinstance(x, str) for x in value):

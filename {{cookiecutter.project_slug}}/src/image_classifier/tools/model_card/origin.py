@@ -22,7 +22,7 @@ class Base(NamedTuple):
     """The weights that a run began with."""
 
     text: str  # what they are, in Markdown
-    license: str  # what is known of their licence, a sentence in Markdown
+    license: str  # what is known of their license, a sentence in Markdown
     hub: str = ""  # their name on Hugging Face
 
 
@@ -35,20 +35,20 @@ def library_of(name: str) -> str:
 
 
 def base_of(config: Config) -> Base:
-    """The weights that a run began with, and what their library says of their licence."""
+    """The weights that a run began with, and what their library says of their license."""
     name = config.model.name
     init_from = config.run.init_from
     if not init_from:
         return Base("random weights", "It began with random weights.")
     if init_from != "pretrained":
         text = f"the weights of the file {escape(public(init_from))}"
-        return Base(text, f"It began with {text}, whose licence the run does not know.")
+        return Base(text, f"It began with {text}, whose license the run does not know.")
     if networks := find_library(name):
         return of_library(name, networks.pretrained_config(name))
     known = published_weights(name)
     text = f"{escape(str(known))} of torchvision"
     how = f"how they were made: {known.meta['recipe']}"
-    return Base(text, f"It began with {text}, which names no licence of its weights; {how}.")
+    return Base(text, f"It began with {text}, which names no license of its weights; {how}.")
 
 
 def of_library(name: str, known: Any) -> Base:  # noqa: ANN401 - what the library knows of them
@@ -57,7 +57,7 @@ def of_library(name: str, known: Any) -> Base:  # noqa: ANN401 - what the librar
     named = getattr(known, "license", None)
     hub = getattr(known, "hf_hub_id", None) or ""
     where = f"https://huggingface.co/{hub}" if hub else getattr(known, "origin_url", None)
-    license_ = f"licence: {escape(named)}" if named else "no licence is named"
+    license_ = f"license: {escape(named)}" if named else "no license is named"
     return Base(text, f"It began with {text}; {license_}; see {where}.", hub)
 
 

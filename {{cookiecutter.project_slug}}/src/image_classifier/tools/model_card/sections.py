@@ -221,9 +221,9 @@ def few_text(split: str, counts: dict[str, int]) -> str:
 
 
 def license_section(facts: Facts) -> str:
-    """The licence of this model, as its owner says, and of the weights that it began with."""
+    """The license of this model, as its owner says, and of the weights that it began with."""
     own = facts.license or "not said (`--license`)"
-    return f"## Licence\n\nThis model: {own}. {base_of(facts.config).license}"
+    return f"## License\n\nThis model: {own}. {base_of(facts.config).license}"
 
 
 SECTIONS = (

@@ -1,4 +1,4 @@
-"""Fine-tuning of networks that people often start from; `README.md` has their licences.
+"""Fine-tuning of networks that people often start from; `README.md` has their licenses.
 
 timm downloads their weights from Hugging Face: `HF_HUB_OFFLINE` and `HF_HOME` count. Those of
 `finetune_lite0` are in a package, too. No accuracy of the other presets has been shown yet.

@@ -231,10 +231,10 @@ def test_it_says_when_a_prediction_counts(finished, thresholds, said):
     assert ("It takes every image for one of its classes" in text) == (not thresholds)
 
 
-def test_weights_that_it_began_with_are_named_with_their_licence():
+def test_weights_that_it_began_with_are_named_with_their_license():
     pretrained = finetune()
     base = origin.base_of(pretrained)
-    assert "IMAGENET1K\\_V1 of torchvision, which names no licence" in base.license
+    assert "IMAGENET1K\\_V1 of torchvision, which names no license" in base.license
     assert base.hub == ""
     file = changed(pretrained, run__init_from="/home/me/weights.pt")
     assert origin.base_of(file).license.startswith(
@@ -243,7 +243,7 @@ def test_weights_that_it_began_with_are_named_with_their_licence():
     assert origin.base_of(Config()).license == "It began with random weights."
 
 
-def test_weights_of_timm_have_the_licence_that_timm_says():
+def test_weights_of_timm_have_the_license_that_timm_says():
     pytest.importorskip("timm")
     pytest.importorskip("image_classifier.tools.timm")
     names = {
@@ -253,7 +253,7 @@ def test_weights_of_timm_have_the_licence_that_timm_says():
     for name, license_ in names.items():
         base = origin.base_of(changed(finetune(), model__name=f"timm/{name}"))
         assert base.hub == f"timm/{name}"
-        assert f"licence: {license_};" in base.license
+        assert f"license: {license_};" in base.license
 
 
 def test_a_test_part_has_its_score_and_interval(on_photos, capsys):

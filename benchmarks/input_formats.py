@@ -1,14 +1,14 @@
 # ruff: noqa: PLC0415 - a contender's process imports what that contender needs, and nothing else
 """Every way in: the same images as files, as rows, or in tar shards.
 
-    python benchmarks/ways_in.py                      # generated photographs, 500 x 375
-    python benchmarks/ways_in.py --root FOLDER        # yours: FOLDER/train/<class>/*.jpg
-    python benchmarks/ways_in.py --rounds 1 --images 256      # a quick look
+    python benchmarks/input_formats.py                      # generated photographs, 500 x 375
+    python benchmarks/input_formats.py --root FOLDER        # yours: FOLDER/train/<class>/*.jpg
+    python benchmarks/input_formats.py --rounds 1 --images 256      # a quick look
 
 For each way, the CPU time to read and decode an image, in random order, in one process and from the
 page cache; and a run of an epoch, whose weights should be those of the folder to the last bit.
 
-Prints and writes `results/ways_in.json` (`ways_in-<folder>.json` with `--root`).
+Prints and writes `results/input_formats.json` (`input_formats-<folder>.json` with `--root`).
 """
 
 import argparse
@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import house
+import measurements
 import pictures
-import record
+import project
 import rounds
 
 ABOUT = "data/datasets data/decode data/samples tools/tar tools/huggingface tools/label_table"
@@ -83,7 +83,7 @@ def tar(root: Path, scratch: Path) -> dict[str, Any]:
     """What `prepare --format tar` wrote."""
     from image_classifier.tools.prepare.prepare import Recipe, prepare_images
 
-    data = house.build_config(data={"root": str(root), "cache": str(scratch)}).data
+    data = project.build_config(data={"root": str(root), "cache": str(scratch)}).data
     prepare_images(data, ("train", "val"), Recipe("tar"))
     return {"name": "tar", "root": str(scratch / "tar")}
 
@@ -93,8 +93,8 @@ def tar_in_memory(root: Path, scratch: Path) -> dict[str, Any]:
     import fsspec
 
     memory = fsspec.filesystem("memory")
-    memory.put(tar(root, scratch)["root"] + "/", "/ways_in", recursive=True)
-    return {"name": "tar", "root": "memory://ways_in", "cache": str(scratch / "memory")}
+    memory.put(tar(root, scratch)["root"] + "/", "/input_formats", recursive=True)
+    return {"name": "tar", "root": "memory://input_formats", "cache": str(scratch / "memory")}
 
 
 WAYS: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
@@ -116,7 +116,7 @@ def measure(knobs: dict[str, Any], run_dir: str) -> dict[str, float]:
     from image_classifier.train import train
 
     torch.set_num_threads(1)
-    config = house.build_config(
+    config = project.build_config(
         data={**knobs, "image_size": SIDE, "batch_size": BATCH, "where": "stream", "workers": 2},
         augment={"crop": "resized", "min_scale": 0.35, "flip": "random"},
         model={"name": "resnet9_gn", "width": 8},
@@ -160,23 +160,25 @@ def main() -> None:
             root = options.root or pictures.generate(scratch / "photographs", 200)
             pictures.lengthen(root.resolve(), scratch / "images", options.images)
         results, failures = rounds.compare(__file__, WAYS, options, "--scratch", str(scratch))
-        expected = record.numbers(results, "folder", "digest")
+        expected = measurements.numbers(results, "folder", "digest")
         for found in results.values():
             for one, digest in zip(found, expected, strict=False):
                 one["same_weights"] = float(one.pop("digest") == digest)
-        record.relate(results, "cpu_ms", WAYS, "folder")
+        measurements.relate(results, "cpu_ms", WAYS, "folder")
         same = [one["same_weights"] for found in results.values() for one in found]
         what = options.root.resolve().name if options.root else "generated photographs, 500 x 375"
         size = pictures.average_bytes(scratch / "images")
-        name = f"ways_in-{options.root.resolve().name}" if options.root else "ways_in"
-        record.write(
+        name = f"input_formats-{options.root.resolve().name}" if options.root else "input_formats"
+        measurements.write(
             options.results / f"{name}.json",
             f"Every way in: {what}",
             f"{options.images:,} images of {size // 1000} kB, read and decoded in random order by "
             "one process; then an epoch of ResNet-9 at 32 pixels. `same weights` is 1 where they "
             "end as those of the folder, to the last bit. Medians (lowest to highest).",
-            record.measured(
-                results, failures, [record.goal("the lowest `same weights`", ">= 1", [min(same)])]
+            measurements.measured(
+                results,
+                failures,
+                [measurements.goal("the lowest `same weights`", ">= 1", [min(same)])],
             ),
         )
 
