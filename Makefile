@@ -15,13 +15,14 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUFF_NO_CACHE := true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs faults figures notebook format dist environment clean
+.PHONY: help demo test docs faults measure figures notebook format dist environment clean
 
 help:
 	@echo 'make demo      make a project in $(DEMO) and train it'
 	@echo 'make test      run ruff, the import contract, and all tests'
 	@echo 'make docs      build the site of all pages in build/site; a broken link is an error'
 	@echo 'make faults    inject every fault of docs/faults.md; half an hour on 2 cores'
+	@echo 'make measure   measure again what README.md and docs/ show: an hour on 2 quiet cores'
 	@echo 'make figures   write the figures of README.md and docs/ from benchmarks/results/'
 	@echo 'make notebook  execute docs/first_project.ipynb, and keep its outputs; needs chromium'
 	@echo 'make format    let ruff fix and format the code'
@@ -50,6 +51,10 @@ docs: $(INSTALLED)
 faults: $(INSTALLED)
 	$(BIN)/python -m faults
 	$(BIN)/python benchmarks/figures.py
+
+# WORDS='--flowers FOLDER --trash FOLDER' for all of it, WORDS=--help for more.
+measure: $(INSTALLED)
+	PATH="$(BIN):$$PATH" $(BIN)/python benchmarks/measure.py $(WORDS)
 
 figures: $(INSTALLED)
 	$(BIN)/python benchmarks/figures.py

@@ -3,8 +3,9 @@
     python benchmarks/figures.py            # write the pages, and list results that are stale
     python benchmarks/figures.py --check    # write nothing; exit code 1 if a page would change
 
-A result is stale if the code that it is about has changed since: its rows say so. To measure it
-again, run the command that is listed. Needs no library: any Python from 3.11 on will do.
+A result is stale if the code that it is about has changed since: docs/measured.md says so. To
+measure it again: `make measure`, or the command that is listed. Needs no library: any Python from
+3.11 on will do.
 """
 
 import argparse
@@ -94,9 +95,13 @@ class Machines:
         return self.letters.setdefault(self.text(result), chr(ord("A") + len(self.letters)))
 
     def cell(self, result: Result) -> str:
-        """Where and when something was measured, and whether it is stale."""
+        """Where, when and of which code something was measured, and whether it is stale."""
         stale = measurements.staleness(result)
-        return f"{self.letter(result)}, {result['date']}" + f"; **{stale}**" * bool(stale)
+        return self.place(result) + f"; **{stale}**" * bool(stale)
+
+    def place(self, result: Result) -> str:
+        """Where, when and of which code something was measured."""
+        return f"{self.letter(result)}, {result['date']}, {measurements.state(result)}"
 
     def lines(self) -> str:
         """What the letters stand for."""
@@ -362,14 +367,13 @@ HIGHLIGHTS: list[tuple[str, str, Callable[[Result], str]]] = [
 
 
 def highlights() -> str:
-    """The figures of the README, each with the machine, and the commit that was measured."""
+    """The figures of the README, each with the machine, and the version that was measured."""
     machines = Machines()
     rows = []
     for what, name, says in HIGHLIGHTS:
         result = measurements.load(name)
-        where = f"{machines.letter(result)}, {result['date']}, `{result['commit']}`"
-        rows.append((what, says(result), where))
-    heads = ("", "Pretuned first, then others", "machine, date, commit")
+        rows.append((what, says(result), machines.place(result)))
+    heads = ("", "Pretuned first, then others", "machine, date, version")
     return f"{table(heads, rows, numbers=False)}\n\n{machines.lines()}"
 
 
@@ -423,7 +427,6 @@ def all_faults() -> str:
         (row["fault"], f"{row['tries']:,}", row["promise"], row["verdict"], row["seen"])
         for row in result["faults"]
     ]
-    stale = measurements.staleness(result)
     parts = [
         "# Faults",
         "Each row is a fault that was injected for real into the generated project: processes\n"
@@ -431,10 +434,10 @@ def all_faults() -> str:
         "this table again; a few tries of most rows are part of `make test`.",
         table(("fault", "tries", "promise", "", "seen"), rows, numbers=False),
         f"{promises(result)}.",
-        f"`{result['command']}`, {result['date']}, commit {result['commit']}: "
+        f"`{result['command']}`, {result['date']}, {measurements.state(result)}: "
         f"{clock(result['seconds'])} minutes on {measurements.machine_text(result)}; "
         + measurements.libraries_text(result)
-        + f". **Stale: {stale}.**" * bool(stale),
+        + ".",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -444,17 +447,14 @@ def figure(words: str) -> str:
 
     With `, mean` it is mean ± deviation, with `, range` median (lowest to highest) or its interval.
 
-    The name of a result alone is its machine and date, and says if it is stale. Of faults,
+    The name of a result alone is its machine, date and version. Of faults,
     `faults, promises` is how many were kept, and `faults, FAULT, tries` how often the first one
     whose description begins with FAULT was injected.
     """
     name, *place = words.split(", ")
     result = measurements.load(name)
     if not place:
-        stale = measurements.staleness(result)
-        return f"{measurements.machine_text(result)}, {result['date']}" + f"; **{stale}**" * bool(
-            stale
-        )
+        return circumstances(result)
     if place == ["promises"]:
         return promises(result)
     contender, key, *kind = place
@@ -465,6 +465,12 @@ def figure(words: str) -> str:
     if kind == ["mean"]:
         return measurements.cell({key: found[key] for key in ("mean", "deviation")})
     return measurements.cell(found) if kind == ["range"] else number(found["median"])
+
+
+def circumstances(result: Result) -> str:
+    """Where, when and of which code something was measured, in words."""
+    where = measurements.machine_text(result)
+    return f"{where}, {result['date']}, {measurements.state(result)}"
 
 
 def article(path: Path) -> str:
@@ -509,9 +515,7 @@ def compared(name: str) -> str:
     result = find(name)
     if result is None:
         return f"On a CPU: {MISSING}."
-    stale = measurements.staleness(result)
-    facts = f"{measurements.machine_text(result)}, {result['date']}, `{result['command']}`"
-    parts = [f"{result['about']} {facts}{f'; **{stale}**' * bool(stale)}."]
+    parts = [f"{result['about']} {circumstances(result)}, `{result['command']}`."]
     parts += [measurements.numbers_table(result["measured"])]
     parts += ["\n".join(measurements.goal_lines(result["goals"]))] * bool(result["goals"])
     return "\n\n".join(parts)

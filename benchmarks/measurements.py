@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from functools import cache
@@ -87,6 +88,7 @@ def write(path: Path, title: str, about: str, found: dict[str, Any]) -> None:
         "command": command(),
         "date": date.today().isoformat(),
         "seconds": round(time.monotonic() - STARTED),
+        "version": version(),
         "commit": commit(),
         "digest": digest(script),
         "load": round(LOAD, 1),
@@ -128,9 +130,9 @@ def load(name: str) -> Result:
 def staleness(result: Result) -> str:
     """What a reader should know of the age of a result; nothing if it is of the code as it is."""
     if result["digest"] is None:
-        return f"measured before digests, commit {result['commit']}"
+        return "measured before digests"
     if result["digest"] != digest(ROOT / result["script"]):
-        return f"measured before later changes, commit {result['commit']}"
+        return "measured before later changes"
     return ""
 
 
@@ -157,7 +159,7 @@ def section(result: Result) -> str:
         "load before": load is not None and f"{load} of {result['machine']['cores']} cores",
         "system": result["machine"]["system"],
         "libraries": libraries_text(result),
-        "commit": result["commit"],
+        "of": state(result),
     }
     lines = (f"- {name}: {fact}" for name, fact in facts.items() if fact)
     return f"{findings(result)}\n\n" + "\n".join(lines)
@@ -281,6 +283,18 @@ def command() -> str:
     script = Path(sys.argv[0]).resolve().relative_to(ROOT)
     called = ["-m", str(script.parent)] if script.name == "__main__.py" else [str(script)]
     return shlex.join(["python", *called, *words])
+
+
+def version() -> str:
+    """The version of the template."""
+    text = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)["tool"]["pretuned"]["version"]
+
+
+def state(result: Result) -> str:
+    """Of which state of the code a result is: a version or, between two of them, a commit."""
+    found = result.get("version", "dev")
+    return f"commit {result['commit']}" if "dev" in found else f"version {found}"
 
 
 @cache

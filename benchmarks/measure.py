@@ -1,0 +1,150 @@
+"""Measure again what the README and docs/ show: one commit, one machine, one command.
+
+    make measure                                            # on generated images
+    make measure WORDS='--flowers flowers --trash trash'    # all of it: an hour on 2 cores
+    make measure WORDS='--long --flowers flowers --trash trash --aerial aerial --timm timm'
+
+`--list` prints the commands. With `--long` they are those that take hours: fine-tuning, scores to
+trust, search, faults, tests. What needs images that are not given is left out, and keeps its result
+and its date; results of a GPU are those of `gpu.py`.
+
+Nothing else runs on the machine, and all changes are committed. Results are in `build/measured`
+until the end: a command whose results are there, of this commit, is not run again. At the end they
+are copied into `results/`, and `figures.py` writes the pages. Needs uv; makes `build/peers`, an
+environment with all peers (UV_TORCH_BACKEND=cpu: without CUDA).
+"""
+
+import argparse
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import measurements
+from measurements import PROJECT, ROOT
+
+PEERS = ROOT / "build" / "peers"
+MEASURED = ROOT / "build" / "measured"
+MOST_LOAD = 0.5  # of other processes, before the first command
+SETS = ("aerial", "cifar", "flowers", "scenes", "timm", "trash")
+FLOWERS = "--root {flowers} --scratch build/scratch-flowers"
+FEW = "pil-v1 timm spdl-v2 dali ours ours-prepared-jpeg ours-prepared-raw bare bare-prepared-raw"
+LOOPS = "examples timm lightning ours-streamed ours-fp32 ours"
+
+# A result, and the script that writes it, with its options.
+QUICK = [
+    ("loaders-pixels", "loaders --pixels --scratch build/scratch"),
+    ("loaders", "loaders --rounds 3 --images 1536 --scratch build/scratch"),
+    ("training", f"training --rounds 3 --steps 40 --only {LOOPS}"),
+    ("resident", "resident --rounds 3 --seconds 5"),
+    ("policies", "policies --rounds 3 --seconds 2"),
+    ("overhead", "overhead --rounds 7 --blocks 30"),
+    ("recipes-shapes", "recipes --only shapes --rounds 1"),
+    ("recipes-folder", "recipes --only folder --flowers {flowers} --rounds 2"),
+    ("input_formats", "input_formats --rounds 3"),
+    ("scale", "scale"),
+    ("model_parallel", "model_parallel"),
+    ("memory", "memory --rounds 1"),
+    ("loaders-flowers-pixels", f"loaders --pixels {FLOWERS}"),
+    ("loaders-flowers", f"loaders --rounds 3 --images 1536 {FLOWERS} --only {FEW}"),
+    ("near_duplicates", "near_duplicates --files {flowers} {trash}"),
+    ("precision", "precision --rounds 1"),
+]
+LONG = [
+    (
+        "transfer",
+        "transfer --sets {trash} {aerial} {flowers} {scenes}/labels.csv --timm {timm}"
+        " --images 150 --validation 120",
+    ),
+    ("trust-labels", "trust --rounds 2 --only labels --trash {trash} --flowers {flowers}"),
+    ("trust-folds", "trust --only folds:trash:probe --trash {trash}"),
+    ("trust-turns", "trust --rounds 4 --only turns:aerial:finetune --aerial {aerial}"),
+    ("trust-bursts", "trust --only bursts"),
+    ("trust-test", "trust --only test --aerial {aerial}"),
+    ("search", "search --folder build/search"),
+    ("recipes-cifar10_speed", "recipes --only cifar10_speed --cifar {cifar} --rounds 2"),
+    ("suites", "suites"),
+]
+OF_THIS_ENVIRONMENT = ("suites",)  # that of `make test`, without peers
+
+
+def main() -> None:
+    """Run what is not measured yet, and write the pages."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--long", action="store_true", help="what takes hours")
+    parser.add_argument("--list", action="store_true", help="print the commands, run nothing")
+    for name in SETS:
+        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER")
+    given = parser.parse_args()
+    paths = {name: path.resolve() for name, path in vars(given).items() if name in SETS and path}
+    rows = [
+        (name, words.format_map(paths))
+        for name, words in (LONG if given.long else QUICK)
+        if not {*re.findall(r"{(\w+)}", words)} - paths.keys()
+    ]
+    if given.list:
+        print("\n".join(f"{name:<24} {words}" for name, words in rows))
+        return
+    refuse_if_busy()
+    make_peers()
+    begun = time.monotonic()
+    failed = [name for name, words in rows if not measure(name, words)]
+    for path in MEASURED.glob("*.json"):
+        shutil.copy(path, measurements.RESULTS)
+    subprocess.run([sys.executable, "benchmarks/figures.py"], cwd=ROOT, check=True)
+    print(f"{len(rows) - len(failed)} of {len(rows)} measured in {minutes(begun)}")
+    if failed:
+        raise SystemExit(f"not measured: {', '.join(failed)}")
+
+
+def refuse_if_busy() -> None:
+    """End here if the figures would be of no commit, or of a machine that does something else."""
+    if measurements.commit().endswith("-dirty"):
+        raise SystemExit("a figure is of a commit: commit your changes first")
+    if MOST_LOAD * measurements.machine()["cores"] < measurements.LOAD:
+        raise SystemExit(f"the machine is busy: its load is {measurements.LOAD:.1f}")
+
+
+def make_peers() -> None:
+    """Make or complete the environment of the peers."""
+    uv = shutil.which("uv")
+    if uv is None:
+        raise SystemExit("needs uv: https://docs.astral.sh/uv/")
+    python = PEERS / "bin" / "python"
+    if not python.exists():
+        subprocess.run([uv, "venv", PEERS], check=True)
+    words = ["--requirement", ROOT / "benchmarks" / "requirements.txt"]
+    words += ["--requirement", PROJECT / "pyproject.toml"]
+    subprocess.run([uv, "pip", "install", "--python", python, *words], check=True)
+
+
+def measure(name: str, words: str) -> bool:
+    """Run one script, unless its result of this commit is there; whether it is there then."""
+    path = MEASURED / f"{name}.json"
+    if path.exists() and json.loads(path.read_text())["commit"] == measurements.commit():
+        return True
+    path.unlink(missing_ok=True)
+    print(f"\n== {name}: {words}", flush=True)
+    begun = time.monotonic()
+    script, *options = shlex.split(words)
+    python = sys.executable if script in OF_THIS_ENVIRONMENT else PEERS / "bin" / "python"
+    command = [python, f"benchmarks/{script}.py", *options, "--results", MEASURED]
+    subprocess.run(command, cwd=ROOT, check=False)
+    print(f"== {name}: {minutes(begun)}", flush=True)
+    return path.exists()
+
+
+def minutes(begun: float) -> str:
+    """The time since `begun`, in minutes and seconds."""
+    seconds = round(time.monotonic() - begun)
+    return f"{seconds // 60}:{seconds % 60:02}"
+
+
+if __name__ == "__main__":
+    main()
