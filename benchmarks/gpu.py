@@ -304,7 +304,7 @@ def run(given: argparse.Namespace) -> int:
                     say(log, f"-- no time left: {command.words}")
                     return
                 seconds = min(command.seconds, left)
-                result = obey(command.words, seconds, places, log, sharing)
+                result = run_command(command.words, seconds, places, log, sharing)
                 found["commands"][command.words] = {"stage": number, **result}
                 for path in (state, given.out / "gpu.json"):
                     path.write_text(json.dumps(found, indent=1))
@@ -392,7 +392,7 @@ def tell(log: Any) -> dict[str, Any]:  # noqa: ANN401
     return machine
 
 
-def obey(
+def run_command(
     words: str,
     seconds: float,
     places: dict[str, str],

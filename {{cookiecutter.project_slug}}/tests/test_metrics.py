@@ -1,4 +1,4 @@
-"""What a run measures: scores of every image on any ranks, its speed; who is told of it."""
+"""What a run measures: scores of every image on any ranks, its speed; who receives it."""
 
 import json
 import resource

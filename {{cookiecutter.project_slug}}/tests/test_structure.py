@@ -1,4 +1,4 @@
-"""The rules of the house, and that its papers are true."""
+"""The layout of the package, and that its documentation is true."""
 
 import hashlib
 import inspect
@@ -34,12 +34,12 @@ FILES = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "tests"]
 MODULES = {str(path.relative_to(PACKAGE)): path.read_text() for path in FILES}
 README = (PROJECT / "README.md").read_text()
 PAGES = [*sorted(PROJECT.glob("docs/*.md")), *sorted(PACKAGE.glob("tools/*/README.md"))]
-PAPERS = "\n".join([README, *(page.read_text() for page in PAGES)])
+PAGES_TEXT = "\n".join([README, *(page.read_text() for page in PAGES)])
 
 
 def blocks(language):
     """The blocks of code in `language` of the documents: those of the tools that are there, too."""
-    return re.findall(rf"^```{language}\n(.*?)^```", PAPERS, re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES_TEXT, re.DOTALL | re.MULTILINE)
 
 
 def test_imports_point_downwards(monkeypatch):
@@ -113,13 +113,13 @@ def test_optional_libraries_go_into_this_environment_which_has_a_pip():
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     libraries = " ".join(name for names in extras.values() for name in names)
-    commands = re.findall(r"python -m pip install([^`\n]*)", PAPERS)
-    assert len(commands) == len(re.findall(r"(?<!uv )pip install", PAPERS)) >= 1
+    commands = re.findall(r"python -m pip install([^`\n]*)", PAGES_TEXT)
+    assert len(commands) == len(re.findall(r"(?<!uv )pip install", PAGES_TEXT)) >= 1
     for library in shlex.split(" ".join(commands)):
         assert f"{library}>=" in libraries
-    for extra in re.findall(r"uv pip install -e '\.\[(\w+)\]'", PAPERS):
+    for extra in re.findall(r"uv pip install -e '\.\[(\w+)\]'", PAGES_TEXT):
         assert extra in extras
-    makers = PAPERS + (PROJECT / "Makefile").read_text(encoding="utf-8")
+    makers = PAGES_TEXT + (PROJECT / "Makefile").read_text(encoding="utf-8")
     assert makers.count("uv venv") == makers.count("uv venv --seed") == 2
 
 

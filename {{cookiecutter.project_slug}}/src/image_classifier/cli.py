@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     promise = "; the run goes on, metrics.jsonl has all" if words[:1] == ["train"] else ""
     with lasting_output(promise) as output:
-        code = obey(words)
+        code = dispatch(words)
     end_in_group(code)
     if output.error is None or code != EXIT_DONE or words[:1] == ["train"]:
         return code
@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_DONE if getattr(tool, "RESULT_IS_IN_FILES", False) else EXIT_FAULT
 
 
-def obey(words: list[str]) -> int:
-    """What the verb that `words` begin with returns, or the exit code of what ended it."""
+def dispatch(words: list[str]) -> int:
+    """Run the command that `words` begin with: its exit code, or that of what ended it."""
     try:
         if not words or words[0] in HELP:
             print(overview())

@@ -67,7 +67,7 @@ class Scores:
         return finite
 
     def text(self, best_by: str, decision: Decision = NO_DECISION) -> str:
-        """All metrics, what is told of each class, and what `decision` means, as lines."""
+        """All metrics, the score of each class, and what `decision` means, as lines."""
         found = self.predictions
         source = found.source
         shares = TASKS[source.task].by_class(found).tolist()

@@ -49,7 +49,7 @@ class Task:
     results: Callable[[Tensor, Tensor], ImageResult]  # of logits and labels
     predictions: Callable[[Source, ImageResult, Tensor | None], Predictions]  # the last are
     # probabilities, (count, classes)
-    by_class: Callable[[Predictions], np.ndarray]  # what is told of each class: (classes,)
+    by_class: Callable[[Predictions], np.ndarray]  # a score of each class: (classes,)
     best_by: str  # the metric that decides unless `run.best_by` says otherwise
 
 

@@ -40,7 +40,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
   checkpoint keeps it, from which `read_decision` has it; `tell_decision` and `WHAT` say it.
 - `observer.py` adds warnings, metrics and sentences to the log, or writes what a run leaves:
   `open_observer`.
-- `watcher.py` surrounds the steps of a run, and is told of each: `watch`.
+- `watcher.py` surrounds the steps of a run, and receives each: `watch`.
 - `tracker.py` is the tracker of the tool's name: `open_tracker`, and perhaps `LIBRARY`.
 - `head.py` fits the last layer before all layers learn: `fit_head`, and `soften_head`.
 - `exports.py` adds options and files to an export: `add_options`, `export_more`.

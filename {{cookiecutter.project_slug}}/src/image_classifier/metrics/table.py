@@ -231,7 +231,7 @@ def scores_text(
     best_by: str = "top1",
     most: int = 20,
 ) -> str:
-    """What is told of up to `most` classes, worst first, and the metrics of an evaluation.
+    """The scores of up to `most` classes, worst first, and the metrics of an evaluation.
 
     `shares` are from 0 to 1, one for each class, nan if nothing is known of it; or none at all.
     """

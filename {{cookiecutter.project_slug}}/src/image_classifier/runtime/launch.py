@@ -29,7 +29,7 @@ from ..errors import (
 from . import platform
 from .console import printable
 from .files import is_disk_full
-from .signals import obeyed
+from .signals import stop_signals
 
 MAX_RESTARTS = 3  # of a job whose process was killed; each continues from the last checkpoint
 POLL_SECONDS = 0.05  # between two looks at the ranks
@@ -172,7 +172,7 @@ def launch_once(  # noqa: C901 - one attempt, from its start to its end
         for process in ranks:
             process.kill() if is_second else platform.send_signal(process, number)
 
-    before = {number: signal.signal(number, forward) for number in obeyed()}
+    before = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
         for rank in range(processes):
             environment = os.environ | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -1,4 +1,4 @@
-"""Randomness by place: a draw depends on where in the run it is made, never on what came before.
+"""Random numbers: a draw depends on where in the run it is made, never on what came before.
 
 Each draw takes a new generator, seeded by a key such as (seed, epoch, index). So any number of
 workers and ranks draws the same, and a run resumes from any step with no generator state in its

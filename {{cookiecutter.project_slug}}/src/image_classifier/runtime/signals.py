@@ -1,4 +1,4 @@
-"""Signals that end a run: noted at once, obeyed by all ranks after the same step."""
+"""Signals that end a run: noted at once, acted on by all ranks after the same step."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from .platform import STOP_SIGNALS
 TIME_LIMIT = 1000  # stands among signals, of which no system has so many
 
 
-def obeyed() -> list[signal.Signals]:
+def stop_signals() -> list[signal.Signals]:
     """The signals that end this process; under `nohup` a closed terminal (SIGHUP) does not."""
     return [n for n in STOP_SIGNALS if n.name != "SIGHUP" or signal.getsignal(n) != signal.SIG_IGN]
 
@@ -40,7 +40,7 @@ class Signals:
     def __enter__(self) -> "Signals":
         """Note signals from here on; only the main thread can, elsewhere nothing changes."""
         is_main = threading.current_thread() is threading.main_thread()
-        self.before = {n: signal.signal(n, self.note) for n in obeyed()} if is_main else {}
+        self.before = {n: signal.signal(n, self.note) for n in stop_signals()} if is_main else {}
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:

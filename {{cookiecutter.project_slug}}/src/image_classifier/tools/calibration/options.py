@@ -22,7 +22,7 @@ FREE_TO_CHANGE = ()
 
 
 def check(config: object) -> None:
-    """Raise `UserError` for two wishes at once, or a wish for errors."""
+    """Raise `UserError` for two of them at once, or a cost that asks for errors."""
     run = config.run
     if run.error_cost and run.min_precision:
         raise UserError("--run.error-cost and --run.min-precision: one of the two decides")

@@ -32,7 +32,7 @@ BLANK = " \t\"'\u200c\u200d"  # what a spreadsheet may leave out before a formul
 
 
 class Doubt(NamedTuple):
-    """An image, what it is labelled, and what is predicted."""
+    """An image, its label, and what is predicted."""
 
     fold: int
     index: int  # in the fold

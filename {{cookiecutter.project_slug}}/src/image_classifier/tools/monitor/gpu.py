@@ -17,7 +17,7 @@ from ...runtime.platform import install_command
 ENERGY = "energy_joules"
 # How to read each value of one GPU, and how the values of several GPUs make one.
 READINGS: dict[str, tuple[Callable[[Any, Any], float], Callable[[list[float]], float]]] = {
-    "device/utilisation": (lambda nvml, g: nvml.nvmlDeviceGetUtilizationRates(g).gpu / 100, fmean),
+    "device/utilization": (lambda nvml, g: nvml.nvmlDeviceGetUtilizationRates(g).gpu / 100, fmean),
     "device/memory_bytes": (lambda nvml, g: nvml.nvmlDeviceGetMemoryInfo(g).used, sum),
     "device/power_watts": (lambda nvml, g: nvml.nvmlDeviceGetPowerUsage(g) / 1000, sum),
     "device/temperature_celsius": (lambda nvml, g: nvml.nvmlDeviceGetTemperature(g, 0), max),

@@ -32,7 +32,7 @@ def test_the_first_process_reads_the_gpus_that_torch_sees_as_far_as_they_can_be_
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     world = World(torch.device("cuda", 0), size=4, local_size=4)
     gpus = Gpus(world)
-    readings = {"device/utilisation": 0.9, "device/memory_bytes": 2 * 2**30}
+    readings = {"device/utilization": 0.9, "device/memory_bytes": 2 * 2**30}
     readings |= {"device/power_watts": 300, "device/temperature_celsius": 62}
     assert gpus.read() == readings | {"energy_joules": 14}  # since the start
     assert gpus.read() == readings
