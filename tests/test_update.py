@@ -16,6 +16,7 @@ OLD = "src/photos/tools/probe/layers.py"
 NEW = "src/photos/tools/head_layers/network.py"
 HOOKS = ".pre-commit-config.yaml"
 ANSWERS = {"project_slug": "photos", "package_name": "photos", "tools": "all"}
+VERSION = f'version = "{update.about(PROJECT)[0]}"'
 LAYERS = (PROJECT / "src/image_classifier/tools/head_layers/network.py").read_bytes()
 
 
@@ -264,8 +265,8 @@ def test_what_cannot_be_updated_is_refused_in_a_line(project, tmp_path, capsys):
         ('license = "MIT"\ndocker', 'license = "GPL"\ndocker', "no such answer: license = 'GPL'"),
         ("[tool.pretuned.answers]", "answers = []\n[tool.x]", "no project of this template"),
         ("[tool.pretuned]", "<<<<<<<", "can't be read"),
-        ('version = "0.2.0.dev0"', 'version = "99.0"', "pretuned 99.0 made this project"),
-        ('version = "0.2.0.dev0"', 'version = "."', "no project of this template"),
+        (VERSION, 'version = "99.0"', "pretuned 99.0 made this project"),
+        (VERSION, 'version = "."', "no project of this template"),
     ):
         assert old in text
         (project / "pyproject.toml").write_text(text.replace(old, new))
