@@ -26,7 +26,7 @@ import pictures
 import rounds
 from PIL import Image
 
-ABOUT = "tools/check"
+ABOUT = "tools/near_duplicates"
 
 
 def jpeg(image: Image.Image, quality: int = 85) -> bytes:
@@ -71,13 +71,13 @@ GENERATED: dict[str, Callable[[int], Image.Image]] = {
 }
 
 
-def small(content: bytes, side: int) -> np.ndarray:
+def small(content: bytes) -> np.ndarray:
     """A gray image as `check` makes it."""
     from image_classifier.data.crops import resize
     from image_classifier.data.decode import decode_image
-    from image_classifier.tools.check.survey import gray
+    from image_classifier.tools.check.survey import SIDE, gray
 
-    return gray(resize(decode_image(content), side, side).numpy())
+    return gray(resize(decode_image(content), SIDE, SIDE).numpy())
 
 
 def originals(options: argparse.Namespace) -> tuple[list[str], list[bytes]]:
@@ -96,13 +96,12 @@ def originals(options: argparse.Namespace) -> tuple[list[str], list[bytes]]:
 def search(contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of near-duplicates, and pairs that look alike: (pairs, 2)."""
     import torch
-    from image_classifier.tools.check import near_duplicates as tool
+    from image_classifier.tools.near_duplicates import copies as tool
 
-    grays = np.stack([small(content, tool.SIDE) for content in contents])
-    fine = torch.from_numpy(np.stack([small(content, tool.FINE_SIDE) for content in contents]))
+    images = torch.from_numpy(np.stack([small(content) for content in contents]))
     sides = torch.tensor([min(Image.open(io.BytesIO(content)).size) for content in contents])
-    pairs, scores = tool.find_candidates(grays, np.arange(len(grays)))
-    are_same = tool.are_copies(fine, sides, pairs)
+    pairs, scores = tool.find_candidates(images, torch.arange(len(images)))
+    are_same = tool.are_copies(images, sides, pairs)
     return pairs[are_same].numpy(), pairs[~are_same & (scores > tool.LOOK_ALIKE)].numpy()
 
 

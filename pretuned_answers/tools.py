@@ -17,7 +17,7 @@ TEMPLATE = next(Path(__file__).resolve().parents[1].glob("{{*}}"))  # which has 
 FOLDER = Path("src", "image_classifier", "tools")
 FEW = ("evaluate", "layer_decay", "linear_probe", "predict", "profile", "report", "tensorboard")
 USUAL = (*FEW, "calibration", "check", "cifar", "cpu_precision", "cutout", "export", "mixup")
-USUAL += ("monitor", "muon", "policies", "prepare", "timm", "wandb")
+USUAL += ("monitor", "muon", "near_duplicates", "policies", "prepare", "timm", "wandb")
 PAGES = {"bench": ("docs/tips.md",)}  # what belongs to a tool and is not in its folder
 
 NEED = re.compile(r'"\w+\.tools\.(\w+)\S* -> \w+\.tools\.(\w+)')  # in the import contract

@@ -1,36 +1,32 @@
 """Checks all images before training: unreadable files, leakage between splits, conflicting labels.
 
-Each file is read once (`survey.py`); near-duplicates are found by `near_duplicates.py`.
+Each file is read once (`survey.py`); the tool near-duplicates compares what the images show.
 """
 
-import os
 import time
-import warnings
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from json import dumps
+from os import fsdecode
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ...config import DataConfig
-from ...data import NoLabelsError, find_folders, look, open_files, walk
+from ...data import NoLabelsError, find_folders, open_files
 from ...errors import UserError
 from ...extensions import find_tool
-from ...runtime.console import clock, printable_path, say
-from ...runtime.files import write_text
-from . import near_duplicates
-from .source import quarantine_path, read_quarantine
+from ...runtime.console import clock, say
+from .source import add_to_quarantine, quarantine_path, save
 from .survey import Images
 
-UNIFORM_RANGE = 8  # of 255: JPEG noise may spread a single color so far
+# A small image of one color: JPEG noise spreads it by less, and so does what is left where images
+# of 12 bits are read from files of 16.
+UNIFORM_RANGE = 16
 TINY_SIDE = 16  # pixels of the shorter side
 IMBALANCE = 10  # times as many images as another class
-MAX_COPIES = 10  # different files that may be one picture: a larger group is too alike to judge
-DARK_CURE = ": scale them, or try --data.bits 16"
+DARK_HINT = "black ones in files of 16 bits: scale them, or try --data.bits 16"
 MAX_LINES, MAX_NAMES = 10, 3  # on the terminal: items of a finding, images of an item
 
 Item = dict[str, Any]  # `images`, and in `what` a description
@@ -63,56 +59,43 @@ def check(
         UserError: if the dataset can't be opened, or a file can't be written.
     """
     began = time.monotonic()
-    is_folder = data.name == "folder" and Path(data.root).is_dir()
-    splits, not_checked = (splits, "") if splits else find_splits(data, is_folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's: they are findings here, or do not matter
-        images = Images(data, splits)
+    splits, not_checked = (splits, "") if splits else find_splits(data)
+    images = Images(data, splits)
     are_files = images.sources[0].paths is not None
     if quarantine and not are_files:
         raise UserError(f"--quarantine lists files, and {data.name} has none: it is in memory")
-    copies, alike = group_duplicates(images)
+    original = find_originals(images)
+    copies, alike = group_images(images, original)
     findings = [
         *find_duplicates(images, copies, alike),
         *find_odd_images(images),
         Finding("imbalance", "classes with few images", rare_classes(images)),
-        find_similar_names(images),
     ]
-    every = choose_left_out(images, copies)
+    every = choose_left_out(images, copies, original)
     left_out = {
         n: why
         for n, why in every.items()
         if with_held_out or n in images.unreadable or images.split(n) == "train"
     }
-    report = {
-        "root": data.root,
-        "images": images.counts(),
-        **summarize(images),
-        "skipped": skipped_files(images) if is_folder else {},
-        "findings": {finding.name: finding.items for finding in findings},
-        "quarantine": {os.fsdecode(images.name(n)): why for n, why in left_out.items()},
-    }
-    target = quarantine_path(data)
-    texts = {Path(json): dumps(report, indent=2) + "\n"} if json else {}
+    if json:
+        report = {
+            "root": data.root,
+            "images": images.counts(),
+            "findings": {finding.name: finding.items for finding in findings},
+            "quarantine": {fsdecode(images.name(n)): why for n, why in left_out.items()},
+        }
+        save(Path(json), dumps(report, indent=2) + "\n")
     if quarantine and left_out:
-        listed = read_quarantine(data) | {images.name(n): why for n, why in left_out.items()}
-        rows = (f"{printable_path(name)}\t{listed[name]}\n" for name in sorted(listed))
-        texts[target] = "".join(rows)
-    for path, text in texts.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, text)
-        except OSError as error:
-            raise UserError(f"cannot write {str(path)!a}: {error.strerror}") from error
+        add_to_quarantine(data, {images.name(n): why for n, why in left_out.items()})
     say(f"{len(images.labels):,} images checked in {clock(time.monotonic() - began)}")
     print_findings(findings)
-    print_summary(report, images)
+    print_summary(images)
     if not_checked:
         print(f"the test images are not checked, as they have no labels: {not_checked}")
     serious = {finding.name: len(finding.items) for finding in findings if finding.is_serious}
     if quarantine and left_out:
-        added = f"{len(left_out):,} image{'s' * (len(left_out) != 1)} added to {str(target)!a}"
-        print(f"\n{added}: training leaves them out")
+        added = f"{len(left_out):,} image{'s' * (len(left_out) != 1)} added to "
+        print(f"\n{added}{str(quarantine_path(data))!a}: training leaves them out")
     elif count := sum(serious.values()):
         advice = "; --quarantine makes training leave them out" * (are_files and bool(left_out))
         print(f"\n{count:,} serious finding{'s' * (count != 1)}, marked by !{advice}")
@@ -124,8 +107,9 @@ def check(
     return sum(count for name, count in serious.items() if name not in cured)
 
 
-def find_splits(data: DataConfig, is_folder: bool) -> tuple[tuple[str, ...], str]:
+def find_splits(data: DataConfig) -> tuple[tuple[str, ...], str]:
     """The splits to check, and why test images are not, if they have no labels: as on Kaggle."""
+    is_folder = data.name == "folder" and Path(data.root).is_dir()
     has_test = is_folder and "test" in find_folders(Path(data.root))
     why = ""
     if getattr(data, "labels", ""):
@@ -140,71 +124,46 @@ def find_splits(data: DataConfig, is_folder: bool) -> tuple[tuple[str, ...], str
     return ("train", "val", "test")[: 2 + (has_test or is_held_out)], why
 
 
-def skipped_files(images: Images) -> dict[str, int]:
-    """How many files below `data.root` are not taken for images, by suffix, place or table."""
-    root = os.fsencode(Path(images.data.root))
-    others: Counter[str] = Counter()
-    paths = [*walk(root, others)]
-    skipped = {f"of suffix {end!a}" if end else "without a suffix": n for end, n in others.items()}
-    if getattr(images.data, "labels", ""):
-        listed = {os.path.join(root, images.name(n)) for n in range(len(images.labels))}
-        skipped["not in the table"] = sum(path not in listed for path in paths)
-    else:
-        parts = {root, *(os.fsencode(source.paths.root) for source in images.sources)}
-        skipped["in no folder of a class"] = sum(os.path.dirname(path) in parts for path in paths)
-    return {what: count for what, count in skipped.items() if count}
+def find_originals(images: Images) -> np.ndarray:
+    """The first of the files with the same bytes as each image, or its own number: (count,)."""
+    original = np.arange(len(images.labels))
+    readable = original[images.is_readable]
+    _, first, content = np.unique(images.digests[readable], return_index=True, return_inverse=True)
+    original[readable] = readable[first][content]
+    return original
 
 
-def group_duplicates(images: Images) -> tuple[list[Group], list[Group]]:
-    """Groups of equal files and near-duplicates; and of images that look alike, copies or not."""
-    count = len(images.stats)
-    numbers = np.flatnonzero(images.stats["height"] > 0)
-    digests = images.stats["digest"][numbers]
-    _, first, content = np.unique(digests, return_index=True, return_inverse=True)
-    original = torch.arange(count)  # the first of equal files, which is compared with the others
-    original[torch.from_numpy(numbers)] = torch.from_numpy(numbers[first][content])
-    pairs, scores = near_duplicates.find_candidates(images.grays, np.sort(numbers[first]))
-    seen = pairs.unique()
-    grays = images.fine_grays(seen.numpy())
-    sides = torch.from_numpy(np.minimum(images.stats["height"], images.stats["width"]))[seen]
-
-    def compare(pairs: Tensor) -> Tensor:
-        return near_duplicates.are_copies(grays, sides, torch.searchsorted(seen, pairs))
-
-    are_same = compare(pairs)
-    group = near_duplicates.group_copies(pairs[are_same], count, compare)
-    num_files = group[original.unique()].bincount(minlength=count)
-    group = torch.where(num_files[group] > MAX_COPIES, torch.arange(count), group)[original]
-    look_alike = pairs[are_same | (scores > near_duplicates.LOOK_ALIKE)]
-    chain = near_duplicates.connected_components(look_alike, count)[original]
-    alike = [members for members in members_of(chain) if np.ptp(group.numpy()[members])]
-    return members_of(group), alike
+def group_images(images: Images, original: np.ndarray) -> tuple[list[Group], list[Group]]:
+    """Groups of copies: of equal files and near-duplicates; and of images that look alike."""
+    tool = find_tool("copies", "near-duplicates")
+    if tool is None:
+        return members_of(original), []
+    chosen = np.flatnonzero((original == np.arange(len(original))) & images.is_readable)
+    group, alike = tool.group_images(images.grays, images.sizes.min(1), chosen)
+    group = group[original]
+    chains = members_of(alike[original])
+    return members_of(group), [members for members in chains if np.ptp(group[members])]
 
 
-def members_of(group: Tensor) -> list[Group]:
+def members_of(group: np.ndarray) -> list[Group]:
     """The members of each group of two or more, from the number of each one's group: (count,)."""
-    sizes = group.unique(return_counts=True)[1]
-    groups = group.argsort(stable=True).split(sizes.tolist())
-    return sorted((g.numpy() for g in groups if len(g) > 1), key=len, reverse=True)
+    order = np.argsort(group, kind="stable")
+    ends = np.flatnonzero(np.diff(group[order])) + 1
+    groups = (members for members in np.split(order, ends) if len(members) > 1)
+    return sorted(groups, key=len, reverse=True)
 
 
 def find_duplicates(images: Images, copies: list[Group], alike: list[Group]) -> list[Finding]:
     """Groups in several splits, with several labels, or neither; and unreadable files."""
     found = defaultdict(list)
     for members in copies:
-        is_same = np.ptp(images.stats["digest"][members]) == 0
         kinds = ["leaks"] * bool(np.ptp(images.split_of[members]))
         kinds += ["conflicts"] * images.is_conflict(members)
+        what = "near-duplicates" if np.ptp(images.digests[members]) else "the same bytes"
         for kind in kinds or ["duplicates"]:
-            what = "the same bytes" if is_same else "near-duplicates"
             found[kind].append(item(images, members, what))
-    for members in alike:
-        entries = [images.entry(index) for index in members]
-        classes = len({entry["class"] for entry in entries})
-        where = ", ".join(dict.fromkeys(entry["split"] for entry in entries))
-        what = f"{len(members):,} images of {classes:,} class{'es' * (classes > 1)}, in {where}"
-        found["alike"].append({"images": entries, "what": what})
     unreadable = [item(images, [n], reason) for n, reason in images.unreadable.items()]
+    look_alike = [item(images, members, "look alike") for members in alike]
     too_alike = "images too alike to judge: --quarantine leaves none out for that"
     root = Path(images.data.root)
     is_divided = images.data.name == "folder" and "val" not in find_folders(root)
@@ -215,7 +174,7 @@ def find_duplicates(images: Images, copies: list[Group], alike: list[Group]) -> 
         Finding("leaks", "images that leak between splits", found["leaks"], True, hint),
         Finding("conflicts", "conflicting labels", found["conflicts"], is_serious=True),
         Finding("duplicates", "duplicates within a split", found["duplicates"]),
-        Finding("alike", too_alike, found["alike"]),
+        Finding("alike", too_alike, look_alike),
     ]
 
 
@@ -224,33 +183,31 @@ def item(images: Images, members: Iterable[int], what: str) -> Item:
     return {"images": [images.entry(index) for index in members], "what": what}
 
 
-def find_odd_images(images: Images) -> Iterator[Finding]:
+def find_odd_images(images: Images) -> list[Finding]:
     """Readable images that may be of no use."""
-    height = images.stats["height"]
-    width = images.stats["width"]
-    shorter = np.minimum(height, width)
 
-    def sized(which: np.ndarray) -> dict[int, str]:
-        found = np.flatnonzero((shorter > 0) & which)
-        return {n: f"{width[n]} x {height[n]}" for n in found.tolist()}
+    def sized(found: np.ndarray) -> list[Item]:
+        numbers = np.flatnonzero(found).tolist()
+        sizes = (f"{width} x {height}" for height, width in images.sizes[numbers].tolist())
+        return [item(images, [n], size) for n, size in zip(numbers, sizes, strict=True)]
 
-    uniform = sized(images.stats["range"] <= UNIFORM_RANGE)
-    tiny = sized(shorter < TINY_SIDE)
-    for name, title, found, cure in (
-        ("uniform", "images of one color", uniform, ""),
-        ("tiny", f"images with a side of less than {TINY_SIDE} pixels", tiny, ""),
-        ("dark", "16-bit images that turn nearly black", images.dark, DARK_CURE),
-    ):
-        whole = "" if name == "tiny" else whole_splits(images, [*found])
-        items = [item(images, [n], what) for n, what in found.items()]
-        yield Finding(name, title + whole + cure, items, is_serious=bool(whole))
+    shorter = images.sizes.min(1)
+    is_tiny = images.is_readable & (shorter < TINY_SIDE)
+    is_uniform = images.is_readable & (images.spread < UNIFORM_RANGE)
+    is_dark = is_uniform & (images.brightest < UNIFORM_RANGE)
+    hint = DARK_HINT * bool(is_dark.any() and images.data.bits == 8)
+    whole = whole_splits(images, is_uniform)
+    return [
+        Finding("uniform", f"images of one color{whole}", sized(is_uniform), bool(whole), hint),
+        Finding("tiny", f"images with a side of less than {TINY_SIDE} pixels", sized(is_tiny)),
+    ]
 
 
-def whole_splits(images: Images, found: list[int]) -> str:
-    """`, all of train`, if all readable images of that split are among `found`, or ``."""
-    readable = Counter(images.split_of[images.stats["height"] > 0].tolist())
-    odd = Counter(images.split_of[found].tolist())
-    whole = [images.splits[n] for n in sorted(odd) if odd[n] == readable[n] > 1]
+def whole_splits(images: Images, found: np.ndarray) -> str:
+    """`, all of train`, if all readable images of that split are `found`, (count,) bool, or ``."""
+    readable = np.bincount(images.split_of[images.is_readable], minlength=3)
+    odd = np.bincount(images.split_of[found], minlength=3)
+    whole = [split for n, split in enumerate(images.splits) if odd[n] == readable[n] > 1]
     return f", all of {' and '.join(whole)}" if whole else ""
 
 
@@ -266,16 +223,7 @@ def rare_classes(images: Images) -> list[Item]:
     return items
 
 
-def find_similar_names(images: Images) -> Finding:
-    """Classes whose names a reader can hardly tell from each other."""
-    alike: dict[str, list[str]] = defaultdict(list)
-    for name in images.classes:
-        alike[look(name)].append(ascii(name))
-    items = [item(images, [], " and ".join(names)) for names in alike.values() if names[1:]]
-    return Finding("names", "classes whose names look alike: rename or merge them", items)
-
-
-def choose_left_out(images: Images, groups: list[Group]) -> dict[int, str]:
+def choose_left_out(images: Images, groups: list[Group], original: np.ndarray) -> dict[int, str]:
     """The images that should be left out of all splits, and why.
 
     A group in several splits stays in the last of them only, so that a test set remains the same.
@@ -294,29 +242,9 @@ def choose_left_out(images: Images, groups: list[Group]) -> dict[int, str]:
             others = " = ".join(map(images.shown, kept[:MAX_NAMES]))
             left_out |= dict.fromkeys(kept.tolist(), f"conflicting labels: {others}")
         elif where == "train":
-            originals: dict[int, int] = {}
-            for index in kept.tolist():
-                original = originals.setdefault(int(images.stats["digest"][index]), index)
-                if original != index:
-                    left_out[index] = f"the same bytes as {images.shown(original)}"
+            for index in kept[original[kept] != kept].tolist():
+                left_out[index] = f"the same bytes as {images.shown(original[index])}"
     return left_out
-
-
-def summarize(images: Images) -> dict[str, Any]:
-    """Sizes, file types and colors."""
-    readable = images.stats["height"] > 0
-    sizes = {}
-    colors = {}
-    for side in ("width", "height") if readable.any() else ():
-        low, middle, high = np.percentile(images.stats[side][readable], (0, 50, 100))
-        sizes[side] = {"min": int(low), "median": int(middle), "max": int(high)}
-    first = images.stats[readable & (images.split_of == 0)]  # training, if it was checked
-    if len(first):
-        mean = first["mean"].mean(0)
-        std = np.sqrt(np.maximum(0, first["square"].mean(0) - mean**2))
-        colors = {"mean": (mean / 255).round(4).tolist(), "std": (std / 255).round(4).tolist()}
-    kinds = Counter(filter(None, images.kinds)).most_common()
-    return {"sizes": sizes, "kinds": dict(kinds), "colors": colors}
 
 
 def print_findings(findings: list[Finding]) -> None:
@@ -335,17 +263,15 @@ def print_findings(findings: list[Finding]) -> None:
             print(f"  {finding.hint}")
 
 
-def print_summary(report: dict[str, Any], images: Images) -> None:
+def print_summary(images: Images) -> None:
     """Print what is there."""
-    sizes = zip(images.splits, map(len, images.sources), strict=True)
-    counts = ", ".join(f"{split} {size:,}" for split, size in sizes)
+    of_splits = zip(images.splits, images.sources, strict=True)
+    counts = ", ".join(f"{split} {len(source):,}" for split, source in of_splits)
     print(f"\nimages: {counts}; {len(images.classes):,} classes")
     for note in (note for source in images.sources for note in source.notes):
         print(note)
-    for name, title in (("kinds", "files"), ("skipped", "not used")):
-        if pairs := report[name].items():
-            print(f"{title}: " + ", ".join(f"{count:,} {what}" for what, count in pairs))
-    for side, size in report["sizes"].items():
-        print(f"{side}: {size['min']:,} to {size['max']:,} pixels, median {size['median']:,}")
-    for name, values in report["colors"].items():
-        print(f"{name} of the colors of {images.splits[0]}: {', '.join(map(str, values))}")
+    sizes = images.sizes[images.is_readable]
+    for side, pixels in ("width", sizes[:, 1]), ("height", sizes[:, 0]):
+        if len(pixels):
+            middle = np.median(pixels)
+            print(f"{side}: {pixels.min():,} to {pixels.max():,} pixels, median {middle:,.0f}")

@@ -15,7 +15,8 @@ import torch
 from ...config import DataConfig
 from ...data import Source, cache_folder
 from ...errors import UserError
-from ...runtime.files import read_plain
+from ...runtime.console import printable_path
+from ...runtime.files import read_plain, write_text
 
 
 def quarantine_path(data: DataConfig) -> Path:
@@ -39,6 +40,26 @@ def read_quarantine(data: DataConfig) -> dict[bytes, str]:
         raise UserError(f"cannot read the list {str(path)!a}: {reason}") from error
     lines = (line.partition("\t") for line in text.split("\n") if line.strip())
     return {path_of(name.rstrip("\r")): reason.strip() for name, _, reason in lines}
+
+
+def add_to_quarantine(data: DataConfig, reasons: dict[bytes, str]) -> None:
+    """Add images to the list, by their paths below `data.root`.
+
+    Raises:
+        UserError: if the list can't be read or written.
+    """
+    listed = read_quarantine(data) | reasons
+    rows = (f"{printable_path(name)}\t{listed[name]}\n" for name in sorted(listed))
+    save(quarantine_path(data), "".join(rows))
+
+
+def save(path: Path, text: str) -> None:
+    """Write a file whole, or raise `UserError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise UserError(f"cannot write {str(path)!a}: {error.strerror}") from error
 
 
 def without_quarantine(source: Source, data: DataConfig, split: str) -> Source:

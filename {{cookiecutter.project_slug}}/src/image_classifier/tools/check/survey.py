@@ -1,43 +1,20 @@
-"""All images of a dataset, each read once: statistics and a small gray image of each."""
+"""All images of a dataset, each read once: its size, its contrast, a digest, a small gray image."""
 
 import hashlib
-import io
 import os
-import sys
+import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from multiprocessing.pool import ThreadPool
 
 import numpy as np
-import torch
-from PIL import Image, UnidentifiedImageError
-from torch import Tensor
 
 from ...config import DataConfig
 from ...data import BadImageError, Source, open_files, resize
-from ...errors import UserError
 from ...runtime.console import Progress, printable_path
 from ...runtime.machine import num_cores, one_thread
-from .near_duplicates import FINE_SIDE, SIDE
 
 CHUNK = 64  # images per task
-GRID = 64  # rows and columns of an image, about, whose pixels are counted
-TO_WIDE = 257  # 255 becomes 65535
-DARK = 64  # of 255: an image that stays below looks nearly black
-
-
-def stats_of(channels: int) -> np.dtype:
-    """What is kept of an image; numbers of 16 bits count as parts of 255, too."""
-    return np.dtype(
-        [
-            ("digest", "u8"),  # of the file's bytes
-            ("height", "i4"),  # 0: unreadable
-            ("width", "i4"),
-            ("mean", "f8", channels),  # of each channel, from 0 to 255
-            ("square", "f8", channels),  # mean of the squares
-            ("range", "u1"),  # brightest minus darkest, the largest of the channels
-        ]
-    )
+SIDE = 64  # pixels of a side of the small images
 
 
 class Images:
@@ -61,18 +38,20 @@ class Images:
         self.number = np.concatenate([np.arange(len(s)) for s in self.sources])  # in its split
         self.labels = np.concatenate([s.labels.numpy() for s in self.sources])
         count = len(self.labels)
-        self.stats = np.zeros(count, stats_of(data.channels))
+        self.sizes = np.zeros((count, 2), np.int32)  # height and width
+        self.digests = np.zeros(count, np.uint64)  # of the files' bytes
+        self.brightest = np.zeros(count, np.uint16)  # of the pixels of the small image
+        self.spread = np.zeros(count, np.uint16)  # brightest minus darkest, largest of the channels
         self.grays = np.zeros((count, SIDE, SIDE), np.uint8)
-        self.kinds = [""] * count  # format and mode of each file
         self.unreadable: dict[int, str] = {}  # reasons by image number
-        self.dark: dict[int, str] = {}  # highest values of dark 16-bit images, likewise
         progress = Progress(count)
-        # In threads: decoding does not hold Python's lock.
-        with one_thread(), ThreadPool(num_cores()) as pool:
+        with warnings.catch_warnings(), one_thread(), ThreadPool(num_cores()) as pool:
+            warnings.simplefilter("ignore")  # Pillow's: they are findings here, or do not matter
+            # In threads: decoding does not hold Python's lock.
             for done, _ in enumerate(pool.imap(self.read, range(count), CHUNK)):
                 progress.show(done)
         self.unreadable = dict(sorted(self.unreadable.items()))
-        self.dark = dict(sorted(self.dark.items()))
+        self.is_readable = self.sizes[:, 0] > 0
 
     def place(self, index: int) -> tuple[Source, int]:
         """The split that an image is in, and its number there."""
@@ -81,61 +60,20 @@ class Images:
     def read(self, index: int) -> None:
         """Read an image as training does, and keep what is checked."""
         source, number = self.place(index)
-        if source.paths is None:
-            pixels = source.read(number)
-            content = pixels.numpy().tobytes()
-        else:
-            path = source.paths[number]
-            try:
-                pixels = source.paths.image(number, source.channels, source.bits)
-                self.kinds[index] = sys.intern(path.suffix[1:].upper())
-                content = source.paths.read(number)
-                with suppress(UnidentifiedImageError), Image.open(io.BytesIO(content)) as image:
-                    self.kinds[index] = sys.intern(f"{image.format} {image.mode}")
-            except (BadImageError, OSError) as error:
-                self.unreadable[index] = getattr(error, "reason", str(error))
-                return
-        height, width = pixels.shape[:2]
-        grid = pixels[:: max(1, height // GRID), :: max(1, width // GRID)].flatten(0, 1).numpy()
-        planes = grid.T.astype(np.float64, order="C")  # one per channel: a row is fast to sum
-        if source.bits == 16:
-            planes /= TO_WIDE
-        if source.bits == 8 and planes.max() < DARK and source.paths is not None:
-            self.look_at_dark(index, pixels.numpy())
-        spread = (planes.max(1) - planes.min(1)).max()
-        digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-        mean = planes.mean(1)
-        square = np.square(planes).mean(1)
-        self.stats[index] = digest, height, width, mean, square, spread
-        self.grays[index] = gray(resize(pixels, SIDE, SIDE).numpy())
-
-    def look_at_dark(self, index: int, pixels: np.ndarray) -> None:
-        """Note an image if it is dark because only the upper 8 of its 16 bits are kept."""
-        if (top := int(pixels.max())) >= DARK:
-            return
-        source, number = self.place(index)
         try:
-            wide = source.paths.image(number, source.channels, 16).numpy()
-            if (wide % TO_WIDE).any():  # else it has 8 bits
-                self.dark[index] = f"its highest value is {int(wide.max()):,} of 65,535"
-        except UserError:  # 16-bit colors, for which a library is missing
-            self.dark[index] = f"its highest value is less than {(top + 1) << 8:,} of 65,535"
-
-    def fine_grays(self, numbers: np.ndarray) -> Tensor:
-        """Larger gray images of some, which are read again: (count, FINE_SIDE, FINE_SIDE) uint8.
-
-        One that is unreadable by now is black.
-        """
-        grays = np.zeros((len(numbers), FINE_SIDE, FINE_SIDE), np.uint8)
-
-        def read(row: int) -> None:
-            source, number = self.place(numbers[row])
-            with suppress(BadImageError, OSError):
-                grays[row] = gray(resize(source.read(number), FINE_SIDE, FINE_SIDE).numpy())
-
-        with one_thread(), ThreadPool(num_cores()) as pool:
-            pool.map(read, range(len(numbers)))
-        return torch.from_numpy(grays)
+            pixels = source.read(number)
+            is_file = source.paths is not None
+            content = source.paths.read(number) if is_file else pixels.numpy().tobytes()
+        except (BadImageError, OSError) as error:
+            self.unreadable[index] = getattr(error, "reason", str(error))
+            return
+        small = resize(pixels, SIDE, SIDE).numpy()
+        digest = hashlib.blake2b(content, digest_size=8).digest()
+        self.sizes[index] = pixels.shape[:2]
+        self.digests[index] = int.from_bytes(digest, "little")
+        self.brightest[index] = small.max()
+        self.spread[index] = np.ptp(small, axis=(0, 1)).max()
+        self.grays[index] = gray(small)
 
     def split(self, index: int) -> str:
         """The name of the split that an image is in."""

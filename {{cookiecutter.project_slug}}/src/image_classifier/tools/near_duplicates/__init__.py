@@ -1,0 +1,1 @@
+"""Finds copies for `check`: pictures that were saved again, scaled, cropped or made brighter."""
