@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from scipy.sparse import coo_array, csgraph
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
+from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from .alignment import aligned_correlation, fine_detail
 
@@ -84,8 +84,8 @@ def find_candidates(images: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scaled(images: Tensor, side: int) -> Tensor:
-    """Images as float32 at a smaller size: (count, side, side)."""
-    return adaptive_avg_pool2d(images.float(), side)
+    """Images, (count, 64, 64), at a smaller size: (count, side, side) float32."""
+    return interpolate(images[:, None].float(), side, mode="bilinear", antialias=True)[:, 0]
 
 
 def dhash(grays: Tensor) -> Tensor:
