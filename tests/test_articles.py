@@ -13,7 +13,7 @@ from image_classifier.config import Config
 from image_classifier.presets import PRESETS
 from image_classifier.runtime.command_line import flags_of, parse
 from image_classifier.tools.bench.command import BenchOptions
-from image_classifier.tools.bench.tips import TIPS
+from image_classifier.tools.bench.tips import find_tips
 from image_classifier.tools.search.command import SearchOptions
 from torch import nn
 from torch.nn.functional import dropout
@@ -116,7 +116,7 @@ def test_what_a_page_names_is_there(page):
             assert not inner or inner in names_in(places[0]), name
     for number, *_, about in rows(page):
         assert all("/test_" in name for name in spans(about["Test"])), number
-        assert {*spans(about.get("bench", ""))} <= {*TIPS}, number
+        assert {*spans(about.get("bench", ""))} <= {*find_tips()}, number
 
 
 def understood(line):

@@ -12,7 +12,7 @@ import pytest
 from conftest import PROJECT, ROOT
 from image_classifier import cli
 from image_classifier.tools.bench import command as bench
-from image_classifier.tools.bench.tips import TIPS
+from image_classifier.tools.bench.tips import find_tips
 
 
 class ParsedError(Exception):
@@ -48,7 +48,7 @@ def test_every_command_of_the_stages_is_understood(on_gpu, monkeypatch):
                 if known := vars(parsed.value.args[0]).get("words"):
                     assert cli.main(["train", *shlex.split(known)]) == 0
     tips = " ".join(gpu.BEGINNINGS[f"tips_{number}"] for number in (1, 2, 3))
-    assert sorted(tips.split()) == sorted(TIPS)
+    assert sorted(tips.split()) == sorted(find_tips())
 
 
 def test_a_command_that_hangs_is_killed_and_the_next_goes_on(tmp_path, monkeypatch, capfd):

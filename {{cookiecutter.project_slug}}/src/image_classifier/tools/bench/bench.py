@@ -21,10 +21,9 @@ from ...runtime.launch import is_launched, num_processes
 from ...runtime.machine import device_name
 from ...runtime.run_dir import environment, open_run
 from ...settle import settle
-from .data_loading import SAMPLE
 from .measure import CONFIDENCE, FULL, QUICK, Budget, Row, measure, table_line
 from .timed_run import DatasetCache, Setup, Variant, Variants, kept_switches, with_knobs
-from .tips import NEED_GPU, SLOW, TIPS
+from .tips import SAMPLE, SLOW, find_tips
 
 MIN_BATCH_SIZE = 16  # that still tells what a larger batch would gain
 MIN_ROWS = 3  # that are measured however long it takes
@@ -50,7 +49,7 @@ def bench(  # noqa: PLR0917 - what to measure
     """
     names = tuple(dict.fromkeys(names))
     for name in names:
-        choose("tip", name, TIPS)
+        choose("tip", name, find_tips())
     if is_launched():
         raise UserError("bench starts the processes that it needs by itself: no torchrun")
     # cuBLAS reads it at its first product, for `deterministic` too: see `seed_everything`.
@@ -62,7 +61,7 @@ def bench(  # noqa: PLR0917 - what to measure
         best = Row("best")
         try:
             setup, rate = open_setup(config, datasets, budget)
-            rows = [plan_row(name, setup, name in names, budget) for name in names or TIPS]
+            rows = [plan_row(name, setup, name in names, budget) for name in names or find_tips()]
             text = [introduce(setup, rows, budget, rate), "", *HEAD]
             print("\n".join(text), flush=True)
             about = {"command": command, "environment": environment(world)}
@@ -135,9 +134,7 @@ def plan_row(name: str, setup: Setup, is_asked: bool, budget: Budget) -> Row:
     """The variants of a tip, or the reason why it can't be measured."""
     if name in SLOW and budget is QUICK and not is_asked:
         return Row(name, reason=f"takes a minute: without --quick, or with --rows {name}")
-    if name in NEED_GPU and setup.world.device.type != "cuda":
-        return Row(name, reason="needs a GPU")
-    variants = TIPS[name](setup)
+    variants = find_tips()[name](setup)
     if isinstance(variants, str):
         return Row(name, reason=variants)
     first = next(iter(variants.values()))

@@ -15,15 +15,7 @@ from typing import Any
 import torch
 from scipy.stats import quantile_test
 
-from .timed_run import (
-    DatasetCache,
-    MultiProcessRun,
-    TensorMemory,
-    TimedRun,
-    Variant,
-    Variants,
-    kept_switches,
-)
+from .timed_run import DatasetCache, TensorMemory, TimedRun, Variant, Variants, kept_switches
 
 MIN_EFFECT = 0.02  # a smaller gain counts as none
 CONFIDENCE = 0.9  # of the interval for the median
@@ -120,16 +112,16 @@ def table_line(*cells: str) -> str:
 def measure(variants: Variants, datasets: DatasetCache, budget: Budget, seconds: float) -> None:
     """Time the variants in turns, for about `seconds`."""
     began = monotonic()
-    runs: dict[str, TimedRun | MultiProcessRun] = {}
+    runs: dict[str, Any] = {}  # `TimedRun` or another
     paces: dict[str, float] = {}  # seconds per step
     try:
         for name, variant in variants.items():
             with noting_failure(variant):
-                if variant.processes > 1:
-                    runs[name] = MultiProcessRun(variant.config, variant.processes)
-                else:
+                if variant.start is None:
                     data = datasets.open(variant.config)
                     runs[name] = TimedRun(variant.config, datasets.world, data, variant.change)
+                else:
+                    runs[name] = variant.start(variant.config)
                 paces[name] = warm_up(runs[name], budget)
                 if variant.tells_memory and not variant.config.compute.compile:
                     with TensorMemory() as memory:
@@ -154,7 +146,7 @@ def measure(variants: Variants, datasets: DatasetCache, budget: Budget, seconds:
         torch.cuda.empty_cache()  # does nothing if no GPU is in use
 
 
-def warm_up(run: TimedRun | MultiProcessRun, budget: Budget) -> float:
+def warm_up(run: TimedRun, budget: Budget) -> float:
     """Train until nothing happens for the first time any more; the seconds per step."""
     run.run(1)
     began = monotonic()

@@ -1,13 +1,9 @@
 """Variants of training, and runs that are built to be timed."""
 
 import copy
-import multiprocessing
-import os
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
@@ -22,7 +18,7 @@ from ...config import AugmentConfig, Config, DataConfig
 from ...data import TrainData, open_loader
 from ...optim import build_schedule
 from ...runtime.config_dict import flatten, unflatten
-from ...runtime.distributed import World, join_world
+from ...runtime.distributed import World
 from ...runtime.seeding import seed_everything
 from ...train import Training
 
@@ -45,7 +41,7 @@ class Variant:
 
     config: Config
     change: Change | None = None  # where no knob does it
-    processes: int = 1  # that share a batch, each on its own GPU
+    start: Callable[[Config], Any] | None = None  # another run, which has `run` and `close`, too
     is_choice: bool = True  # changes nothing but speed, so it may be recommended
     tells_memory: bool = False  # of a step, too, unless the model is compiled
     seconds: list[float] = field(default_factory=list)  # per step, of each round
@@ -201,42 +197,3 @@ class DatasetCache:
             data.loader, _ = open_loader(data.loader.samples, config.data, self.world, data.note)
             data.workers = data.loader.num_workers
         return data
-
-
-class MultiProcessRun:
-    """A run on several GPUs, one process each; `run` and `close` as of a `TimedRun`."""
-
-    def __init__(self, config: Config, size: int) -> None:
-        """Start `size` processes."""
-        job = {"MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": uuid.uuid4().hex}
-        job |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        ranks = (job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size))
-        self.ranks = [ProcessPoolExecutor(1, context, start_rank, (config, v)) for v in ranks]
-
-    def run(self, steps: int) -> float:
-        """Train for `steps`; the seconds per step of the slowest process."""
-        futures = [rank.submit(run_rank, steps) for rank in self.ranks]
-        return max(future.result() for future in futures)
-
-    def close(self) -> None:
-        """End the processes."""
-        for rank in self.ranks:
-            rank.shutdown(wait=False, cancel_futures=True)
-
-
-# In a process of a MultiProcessRun: its part, and the world that it is in to its end.
-RANK_RUN: list[TimedRun] = []
-WORLD = ExitStack()
-
-
-def start_rank(config: Config, variables: dict[str, str]) -> None:
-    """Join the other processes and build the run."""
-    os.environ |= variables
-    world = WORLD.enter_context(join_world(config.compute))
-    RANK_RUN.append(TimedRun(config, world, TrainData(config, world)))
-
-
-def run_rank(steps: int) -> float:
-    """`TimedRun.run` of this process."""
-    return RANK_RUN[0].run(steps)

@@ -1,31 +1,27 @@
-"""All tips by name, and those on what the model and a training step compute.
+"""The tips that are options of training; and all tips by name.
 
 A tip returns the variants that `bench` compares, or a text: why it can't be measured here. To add
-one: such a function, its name in `TIPS`, and its section in `docs/tips.md`.
+one: such a function, its name in `TIPS`, and its section in `docs/tips.md`. Other tools may have a
+`tips.py` with `TIPS`, too.
 """
 
-import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from itertools import repeat
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.profiler import ProfilerActivity, profile
 
 from ...config import Config
-from ...data import Augmented, Batch
-from ...extensions import of_tools
-from ...optim import build_optimizer
+from ...data import DATASETS, fits_memory, worker_counts
+from ...extensions import find_tool, find_tools, of_tools
 from ...runtime.command_line import summary
-from . import data_loading
-from .timed_run import Setup, TimedRun, Variant, Variants, by_knob, with_knobs
+from ...runtime.machine import num_cores
+from .timed_run import Setup, Variant, Variants, by_knob, with_knobs
 
-# Functions that create tensors, of those that augmentation uses.
-CREATORS = (torch.rand, torch.arange, torch.zeros, torch.full, torch.tensor, torch.empty)
+SAMPLE = "bench_sample"  # dataset of some of the images, and the folder of its prepared ones
+PREPARED_IMAGES = 512  # that are prepared to measure it; at least two batches
+RESIDENT_IMAGES = 2048  # that are decoded to measure it, where the preset streams them
+
+Tip = Callable[[Setup], Variants | str]
 
 
 def mixed_precision(setup: Setup) -> Variants:
@@ -45,58 +41,6 @@ def torch_compile(setup: Setup) -> Variants:
     return by_knob(setup.config, "compute.compile", {"eager": False, "compiled": True})
 
 
-def fused_optimizer(setup: Setup) -> Variants:
-    """Update all weights with a few kernels."""
-    return {
-        "for-loop": Variant(setup.config, partial(unfuse, foreach=False)),
-        "foreach": Variant(setup.config, partial(unfuse, foreach=True)),
-        "fused": Variant(setup.config),
-    }
-
-
-def unfuse(run: TimedRun, foreach: bool) -> None:
-    """Use another implementation of the same optimizer."""
-    optimizer = run.state.optimizer
-    for group in optimizer.param_groups:
-        group |= {"fused": False, "foreach": foreach}
-    # Only fused kernels read it on the device; the others refuse it.
-    optimizer.register_step_pre_hook(lambda made, *_: setattr(made, "found_inf", None))
-    # fp16's scaler must not leave unscaling to it; else nobody needs to wait for the device.
-    optimizer._step_supports_amp_scaling = not run.state.precision.scaler.is_enabled()
-
-
-def set_to_none(setup: Setup) -> Variants:
-    """Drop the gradients after each step, instead of filling them with zeros."""
-
-    def fill(run: TimedRun) -> None:
-        weights = list(run.state.model.parameters())
-        gradients = [torch.zeros_like(weight) for weight in weights]
-
-        def fill_with_zeros() -> None:
-            torch._foreach_zero_(gradients)
-            for weight, gradient in zip(weights, gradients, strict=True):
-                weight.grad = gradient
-
-        run.after_step = fill_with_zeros
-
-    return {"filled with zeros": Variant(setup.config, fill), "None": Variant(setup.config)}
-
-
-def conv_bias(setup: Setup) -> Variants:
-    """Give convolutions no bias before a norm, which has one of its own."""
-
-    def add_biases(run: TimedRun) -> None:
-        parts = [part for network in run.networks for part in network.modules()]
-        convs = [part for part in parts if isinstance(part, nn.Conv2d) and part.bias is None]
-        if not convs:
-            raise ValueError("no convolution is without a bias")
-        for conv in convs:
-            conv.bias = nn.Parameter(conv.weight.new_zeros(conv.out_channels))
-        run.state.optimizer = build_optimizer(run.config.optim, run.state.model)
-
-    return {"bias": Variant(setup.config, add_biases), "no bias": Variant(setup.config)}
-
-
 def gradient_checkpointing(setup: Setup) -> Variants | str:
     """The price of computing activations a second time, in the backward pass, to save memory."""
     if "compute.gradient_checkpointing" not in of_tools():
@@ -107,121 +51,80 @@ def gradient_checkpointing(setup: Setup) -> Variants | str:
     return by_knob(config, "compute.gradient_checkpointing", ways, **about)
 
 
-def cudnn_benchmark(setup: Setup) -> Variants | str:
-    """Let cuDNN try its algorithms for each convolution, and keep the fastest."""
-    if setup.config.deterministic:
-        return "--deterministic forbids it"
-    return switched(setup.config, partial(setattr, torch.backends.cudnn, "benchmark"))
-
-
-def tf32(setup: Setup) -> Variants | str:
-    """Let a GPU round the inputs of float32 products to 19 bits."""
-    if torch.cuda.get_device_capability(setup.world.device) < (8, 0):
-        return "needs a GPU of the Ampere generation or later"
-
-    def switch(value: bool) -> None:
-        torch.set_float32_matmul_precision("high" if value else "highest")
-        torch.backends.cudnn.allow_tf32 = value
-
-    return switched(with_knobs(setup.config, {"precision": "fp32"}), switch)
-
-
-def switched(config: Config, switch: Callable[[bool], None]) -> Variants:
-    """Off and on, by a switch of the process; each round restores it."""
-    values = {"off": False, "on": True}
-    return {name: Variant(config, lambda _, v=value: switch(v)) for name, value in values.items()}
-
-
-def data_parallel(setup: Setup) -> Variants | str:
-    """Use several GPUs with one process each (DistributedDataParallel), not with threads."""
-
-    def use_threads(run: TimedRun) -> None:
-        run.ddp_model = nn.DataParallel(run.ddp_model)
-
-    count = torch.cuda.device_count()
-    if count < 2 or setup.world.device.type != "cuda":
-        return "needs 2 GPUs"
-    whole = count * setup.config.data.batch_size
-    config = with_knobs(setup.config, {"data.batch_size": whole, "compute.compile": False})
-    return {
-        "DataParallel": Variant(config, use_threads),
-        f"DDP, {count} processes": Variant(config, processes=count),
+def resident(setup: Setup) -> Variants | str:
+    """Keep all images in memory, on the device if they fit."""
+    config = setup.config
+    source = setup.data.source
+    count = len(source)
+    is_same = config.augment.crop != "resized"  # else the pixels change
+    if not is_same and find_tool("crops", "device-crops") is None:
+        return "needs a tool that is not here: pretuned add device-crops"
+    if config.data.where == "stream" and source.pixels is None and count > RESIDENT_IMAGES:
+        count = max(RESIDENT_IMAGES, config.data.batch_size)
+        config = with_knobs(config, {"data.limit": count})
+    needed_bytes = count * config.data.image_size**2 * source.pixel_bytes
+    homes = {"host": torch.device("cpu"), "device": setup.world.device}
+    fitting = {
+        where: where
+        for where, device in homes.items()
+        if where == config.data.where or fits_memory(needed_bytes, device, setup.world)
     }
+    if not fitting:
+        return f"{needed_bytes / 2**30:,.0f} GB of images, too much for memory"
+    stays = by_knob(config, "data.where", fitting, is_choice=is_same)
+    return {"stream": Variant(streamed(config), is_choice=is_same)} | stays
 
 
-def on_device(setup: Setup) -> Variants:
-    """Create tensors on the device, instead of on the CPU to be copied."""
-
-    def create_on_cpu(run: TimedRun) -> None:
-        augment = run.augment
-
-        def slow_augment(batch: Batch, step: int) -> Augmented:
-            with CreateOnCPU():
-                return augment(batch, step)
-
-        run.augment = slow_augment
-
-    slow = Variant(setup.config, create_on_cpu)
-    return {"created on the CPU": slow, "on the device": Variant(setup.config)}
-
-
-class CreateOnCPU(TorchFunctionMode):
-    """Creates tensors on the CPU and copies them to the device that is asked for."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
-        """Call a function of torch."""
-        kwargs = kwargs or {}
-        device = kwargs.get("device")
-        if func in CREATORS and device is not None:
-            rest = {k: v for k, v in kwargs.items() if k not in ("device", "generator")}
-            return func(*args, **rest).to(device)
-        return func(*args, **kwargs)
-
-
-def item(setup: Setup) -> Variants:
-    """Read no value back in a step: no `.item()`, `.cpu()`, `print(loss)` or `if loss > x`."""
-    slow = Variant(setup.config, lambda run: setattr(run, "after_step", run.loss.item))
-    return {"loss.item() in each step": slow, "nothing is read": Variant(setup.config)}
+def prepared(setup: Setup) -> Variants | str:
+    """Write photographs once at the size that training needs, and read those."""
+    source = setup.data.source
+    data = setup.config.data
+    config = streamed(setup.config)
+    if source.paths is None:
+        return "needs photographs in files; these images are in memory"
+    if source.recipe:
+        caches = {"files": "off", f"prepared, {source.recipe}": data.cache}
+        return by_knob(config, "data.cache", caches, is_choice=False)
+    preparing = find_tool("prepare", "prepare")
+    if preparing is None:
+        return "needs a tool that is not here: pretuned add prepare"
+    count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
+    print(f"preparing {count:,} of the images, to measure it", flush=True)
+    DATASETS[SAMPLE] = lambda *_: source.thinned(count)
+    config = with_knobs(config, {"data.name": SAMPLE, "data.limit": 0})
+    kind = data.channels, data.bits
+    forms = ("jpeg", "raw") if kind == (3, 8) else ("raw",)
+    caches = {f"prepared, {form}": str(Path(config.run.dir, SAMPLE, form)) for form in forms}
+    variants = by_knob(config, "data.cache", {"files": "off"} | caches, is_choice=False)
+    usual = preparing.Recipe
+    for form in forms:
+        recipe = usual(form, max(usual.side, data.image_size), usual.quality, *kind)
+        cached = variants[f"prepared, {form}"].config.data
+        preparing.prepare_images(cached, ("train",), recipe)
+    return variants
 
 
-def empty_cache(setup: Setup) -> Variants:
-    """Do not call `torch.cuda.empty_cache()` in each step, as some do against running out."""
-    slow = Variant(setup.config, lambda run: setattr(run, "after_step", torch.cuda.empty_cache))
-    return {"in each step": slow, "never": Variant(setup.config)}
+def num_workers(setup: Setup) -> Variants:
+    """Decode images in worker processes, and in enough of them."""
+    config = streamed(setup.config)
+    counts = {0, int(config.data.workers), *worker_counts(num_cores())}
+    # This process has one of the GPUs.
+    rule = {4: " (4 x GPUs)"} if setup.world.device.type == "cuda" else {}
+    names = {f"{count}{rule.get(count, '')}": count for count in sorted(counts | {*rule})}
+    return by_knob(config, "data.workers", names)
 
 
-def inference_mode(setup: Setup) -> Variants:
-    """Evaluate without recording what gradients would need."""
-
-    def evaluate_in(run: TimedRun, mode: Callable[[], AbstractContextManager]) -> None:
-        images = run.data.sample(run.data.batch_size)
-        model = run.state.model.eval()
-
-        def step(images: Tensor) -> None:
-            with run.state.precision.autocast():
-                logits = model(run.normalize(images))
-            run.loss += logits.detach().amax()
-
-        run.around = mode
-        run.train_on = step
-        run.batches = lambda start, stop: repeat(images, stop - start)
-
-    modes = {"neither": nullcontext, "no_grad": torch.no_grad}
-    modes |= {"inference_mode": torch.inference_mode}
-    return {n: Variant(setup.config, partial(evaluate_in, mode=mode)) for n, mode in modes.items()}
+def prefetch(setup: Setup) -> Variants:
+    """Decode several batches ahead of the one in use."""
+    config = streamed(setup.config)
+    depths = sorted({1, 4, 16, config.data.prefetch_batches})
+    return by_knob(config, "data.prefetch_batches", {f"{n} ahead": n for n in depths})
 
 
-def pinned_copy(setup: Setup) -> Variants:
-    """Copy a batch to the GPU from page-locked memory; only the copy is timed."""
-
-    def copy_only(run: TimedRun, pin: bool) -> None:
-        batch = run.data.sample(run.data.batch_size).cpu()
-        host = batch.pin_memory() if pin else batch
-        run.batches = lambda start, stop: repeat(host, stop - start)
-        run.train_on = lambda images: images.to(run.world.device, non_blocking=True)
-
-    pins = {"pageable": False, "pinned": True}
-    return {name: Variant(setup.config, partial(copy_only, pin=pins[name])) for name in pins}
+def streamed(config: Config) -> Config:
+    """`config`, with images that workers decode for every batch."""
+    workers = max(1, int(config.data.workers))
+    return with_knobs(config, {"data.where": "stream", "data.workers": workers})
 
 
 def deterministic(setup: Setup) -> Variants:
@@ -229,53 +132,23 @@ def deterministic(setup: Setup) -> Variants:
     return by_knob(setup.config, "deterministic", {"off": False, "on": True}, is_choice=False)
 
 
-def profiler(setup: Setup) -> Variants:
-    """The price of recording a trace."""
-
-    def record(run: TimedRun) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it prints a line in each round
-        activities = [ProfilerActivity.CPU]
-        activities += [ProfilerActivity.CUDA] * (run.world.device.type == "cuda")
-        names = ("record_shapes", "profile_memory", "with_stack", "acc_events")
-        run.around = lambda: profile(activities=activities, **dict.fromkeys(names, True))
-
-    return {"off": Variant(setup.config), "recording": Variant(setup.config, record)}
-
-
-TIPS: dict[str, Callable[[Setup], Variants | str]] = {
-    tip.__name__: tip
-    for tip in (
-        mixed_precision,
-        channels_last,
-        torch_compile,
-        fused_optimizer,
-        set_to_none,
-        conv_bias,
-        gradient_checkpointing,
-        cudnn_benchmark,
-        tf32,
-        data_parallel,
-        data_loading.resident,
-        data_loading.prepared,
-        data_loading.num_workers,
-        data_loading.prefetch,
-        data_loading.persistent_workers,
-        data_loading.shared_batches,
-        data_loading.uint8,
-        data_loading.pin_memory,
-        pinned_copy,
-        data_loading.non_blocking,
-        on_device,
-        item,
-        empty_cache,
-        inference_mode,
-        deterministic,
-        profiler,
-    )
-}
+TIPS = (
+    mixed_precision,
+    channels_last,
+    torch_compile,
+    gradient_checkpointing,
+    resident,
+    prepared,
+    num_workers,
+    prefetch,
+    deterministic,
+)
 SLOW = ("torch_compile",)  # takes a minute before its first step
-NEED_GPU = ("cudnn_benchmark", "tf32", "pin_memory", "pinned_copy", "non_blocking", "on_device")
-NEED_GPU += ("empty_cache",)
+
+
+def find_tips() -> dict[str, Tip]:
+    """All tips by name, of this tool and of others."""
+    return {tip.__name__: tip for module in find_tools("tips").values() for tip in module.TIPS}
 
 
 def page() -> str:
@@ -283,4 +156,4 @@ def page() -> str:
     path = Path(__file__).parents[4] / "docs" / "tips.md"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    return "".join(f"{name}: {summary(tip)}\n" for name, tip in TIPS.items())
+    return "".join(f"{name}: {summary(tip)}\n" for name, tip in find_tips().items())
