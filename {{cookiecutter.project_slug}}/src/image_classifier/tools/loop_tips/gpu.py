@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import wraps
@@ -12,8 +11,7 @@ from ...config import Config
 from ...data import TrainData
 from ...runtime.distributed import join_world
 from ..bench.timed_run import Setup, TimedRun, Variants
-
-Tip = Callable[[Setup], Variants | str]
+from ..bench.tips import Tip
 
 
 def on_gpu(tip: Tip) -> Tip:
