@@ -21,12 +21,12 @@ from ...runtime.console import clock, say
 from .source import add_to_quarantine, quarantine_path, save
 from .survey import Images
 
-# A small image of one color: JPEG noise spreads it by less, and so does what is left where images
-# of 12 bits are read from files of 16.
+# Brightest minus darkest is less in an image of one color, for all JPEG noise; and in one of 12
+# bits in a file of 16, of which only the upper 8 are read.
 UNIFORM_RANGE = 16
 TINY_SIDE = 16  # pixels of the shorter side
 IMBALANCE = 10  # times as many images as another class
-DARK_HINT = "black ones in files of 16 bits: scale them, or try --data.bits 16"
+DARK_HINT = "black ones from files of 16 bits: scale them, or try --data.bits 16"
 MAX_LINES, MAX_NAMES = 10, 3  # on the terminal: items of a finding, images of an item
 
 Item = dict[str, Any]  # `images`, and in `what` a description

@@ -186,7 +186,7 @@ def test_a_split_of_one_color_or_nearly_black_is_serious(kind, photos, tmp_path,
     assert main(["check", "--data.root", str(root)]) == 1
     said = capsys.readouterr().out
     assert "\n! images of one color, all of train and val: 16\n" in said
-    assert ("files of 16 bits: scale them" in said) == (kind != "white")
+    assert ("from files of 16 bits: scale them" in said) == (kind != "white")
     shutil.copytree(photos, root, dirs_exist_ok=True)  # some are no reason to stop
     assert len(check(root)[1]["findings"]["uniform"]) == 16
     assert ", all of train" not in capsys.readouterr().out
