@@ -38,8 +38,8 @@ import transfer
 from PIL import Image
 
 ABOUT = "augment data evaluate models optim precision presets pace parallel train"
-ABOUT += " tools/doubtful_labels tools/ensemble tools/evaluate tools/holdout tools/linear_probe"
-ABOUT += " tools/policies tools/runs tools/timm tools/transforms"
+ABOUT += " tools/cross_validate tools/doubtful_labels tools/ensemble tools/evaluate"
+ABOUT += " tools/holdout tools/linear_probe tools/policies tools/runs tools/timm tools/transforms"
 NUM_BURSTS = 192
 NUM_FRAMES = 6  # of each
 NUM_QUARTERS = 4  # of them, of which each validates once

@@ -42,7 +42,8 @@ def open_observer(setup: Setup) -> Observer:
         facts = [confusions(found, train.class_counts())]
         for earlier, tell in ((path, gain_over), (late, late_gain)):
             before = runs.read_predictions(earlier) if runs else None
-            if before and before.same_images(found.source.fingerprint()):
+            images = found.source.fingerprint(), found.source.file_digests()
+            if before and before.are_of(*images):
                 facts.append(tell(before.predicted, found))
         if told := "; ".join(filter(None, facts)):
             say(told)

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from ...checkpoints import load_model
 from ...config import ComputeConfig, Config, RunConfig
-from ...data import EvalData, Source, are_replaced
+from ...data import EvalData, Source
 from ...errors import UserError
 from ...evaluate import evaluate
 from ...runtime.config_dict import of_others, unflatten
 from ...runtime.console import say
 from ...runtime.distributed import join_world
 from ...runtime.files import read_object
-from ..runs.cross_validate import open_folds
+from ..cross_validate.cross_validate import open_folds
 from ..runs.saved_runs import Run, read_run
 
 AGAIN = "run the same `cross-validate` again"
@@ -80,13 +80,7 @@ def check_images(run: Run, fold: Source) -> None:
     Raises:
         UserError: if not.
     """
-    found = run.predictions
-    if found is None:
-        raise UserError(
-            f"{str(run.folder)!a} has no predictions.safetensors of its best weights, which a run "
-            f"writes at its end: {AGAIN}, with --run.fresh"
-        )
-    if not found.same_images(fold.fingerprint()) or are_replaced(found.files, fold.file_digests()):
+    if not run.need_predictions().are_of(fold.fingerprint(), fold.file_digests()):
         raise UserError(
             f"the images of {str(run.folder)!a}, their labels or the list of those that are left "
             f"out have changed since it was trained: {AGAIN}, with --run.fresh"

@@ -149,17 +149,13 @@ def read_facts(folder: Path, license_: str) -> Facts:
         UserError: if it is none, or one of its files can't be used.
     """
     run = read_run(folder)
-    if run.predictions is None:
-        raise UserError(
-            f"{str(folder)!a} has no predictions.safetensors of its best weights, which a run "
-            "writes at its end: run its command again, which takes one evaluation"
-        )
+    predictions = run.need_predictions()
     compute = ComputeConfig(device="cpu")
     with join_world(compute) as world:
         loaded = load_model(str(folder), compute, world)
-    if (loaded.step, loaded.classes) != (run.predictions.step, run.predictions.classes):
+    if (loaded.step, loaded.classes) != (predictions.step, predictions.classes):
         raise UserError(
-            f"the predictions in {str(folder)!a} are of step {run.predictions.step}, best.pt is of "
+            f"the predictions in {str(folder)!a} are of step {predictions.step}, best.pt is of "
             f"step {loaded.step}: run its command again, which takes one evaluation"
         )
     test_metrics = of_split("test", read_if_there(folder / "test.json"))
@@ -167,7 +163,7 @@ def read_facts(folder: Path, license_: str) -> Facts:
         license=license_,
         run=run,
         loaded=loaded,
-        predictions=run.predictions,
+        predictions=predictions,
         metrics=of_split("val", best_metrics(folder, run)),
         test_metrics=test_metrics,
         environment=read_if_there(folder / "environment.json"),

@@ -1,1 +1,1 @@
-"""The commands `repeat`, `cross-validate` and `compare`: several runs and their statistics."""
+"""The commands `repeat` and `compare`: several runs and their statistics."""

@@ -35,12 +35,10 @@ def start_run(words: Sequence[str], output: Path, **variables: str) -> subproces
     What it prints is added to the file `output`; `variables` are added to its environment. It runs
     in a session of its own, so a Ctrl-C in the terminal reaches only the tool.
     """
-    package = __name__.partition(".")[0]
-    source = str(Path(__file__).parents[3])
     environment = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)} | variables
-    paths = [source, environment.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[3]), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    program = PROGRAM.format(package=package, parent=os.getpid())
+    program = PROGRAM.format(package=__name__.partition(".")[0], parent=os.getpid())
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("ab") as file:
         return subprocess.Popen(  # noqa: S603 - our own command, and no shell

@@ -1,20 +1,17 @@
 """Compare groups of runs with the first group: is a difference more than chance?
 
-Groups are paired seed by seed. Where they share one seed only, two models are compared, image by
-image.
+Groups are paired seed by seed; of one seed, two models are compared, image by image.
 """
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
-from ...data import are_replaced
 from ...errors import UserError
 from ...metrics import better, counted_and_correct, metric_title, scale
 from ...runtime.console import printable
-from .saved_runs import Cell, Run, columns, grain_of, read_run
-from .statistics import CONFIDENCE, Mean, by_images, by_seeds, mcnemar
+from .saved_runs import SCORES, Cell, Run, columns, grain_of, read_run
+from .statistics import CONFIDENCE, Mean, by_images, mcnemar, mean_of
 
 Group = dict[int, Run]  # runs of one recipe, by seed, in rising order
 Pairs = list[tuple[Run, Run]]  # runs of two groups
@@ -35,8 +32,7 @@ def compare(folders: Sequence[str]) -> None:
         sentences = compare_groups((first, other), groups[first], groups[other])
         lines += ["", "\n  ".join(map(printable, sentences))]
     if len(others) > 1:
-        one_in = round(1 / (1 - CONFIDENCE))
-        lines += ["", f"one in {one_in} comparisons finds a difference where there is none"]
+        lines += ["", "one in 20 comparisons finds a difference where there is none"]
     print("\n".join(lines))
 
 
@@ -47,19 +43,17 @@ def open_groups(folders: Sequence[str]) -> dict[str, Group]:
     all configs are equal, each run is a group.
 
     Raises:
-        UserError: if there are fewer than two groups, two runs of a group have the same seed, or a
-            run cannot be read.
+        UserError: if there are fewer than two groups, or two runs of a group have the same seed.
     """
     members: dict[str, list[Run]] = {}
     for folder in map(Path, folders):
-        if (folder / "config.json").exists():
-            run = read_run(folder)
-            members.setdefault(json.dumps(run.knobs, sort_keys=True), []).append(run)
-        else:
-            found = sorted(path.parent for path in folder.glob("*/config.json"))
-            if not found:
-                raise UserError(f"{str(folder)!a} is not a run folder, and has none in it")
-            members[str(folder)] = [read_run(path) for path in found]
+        is_run = (folder / "config.json").exists()
+        found = [folder] if is_run else sorted(p.parent for p in folder.glob("*/config.json"))
+        if not found:
+            raise UserError(f"{str(folder)!a} is not a run folder, and has none in it")
+        for run in map(read_run, found):
+            group_key = json.dumps(run.knobs, sort_keys=True) if is_run else str(folder)
+            members.setdefault(group_key, []).append(run)
     recipes = list(members.values())
     if len(recipes) == 1 and len(folders) > 1:
         recipes = [[run] for run in recipes[0]]
@@ -67,10 +61,10 @@ def open_groups(folders: Sequence[str]) -> dict[str, Group]:
         raise UserError("there is nothing to compare with: name two runs, or two folders of runs")
     groups: dict[str, Group] = {}
     for number, runs in enumerate(recipes):
-        group = groups[chr(ord("A") + number) if number < 26 else str(number + 1)] = {}
-        for run in sorted(runs, key=lambda run: run.seed):
-            other = group.setdefault(run.seed, run)
-            if other is not run:
+        group = {run.seed: run for run in sorted(runs, key=lambda run: run.seed)}
+        groups[chr(ord("A") + number) if number < 26 else str(number + 1)] = group
+        for run in runs:
+            if (other := group[run.seed]) is not run:
                 raise UserError(
                     f"{str(other.folder)!a} and {str(run.folder)!a} are in one group, and both "
                     f"have --seed {run.seed}: leave one of them out"
@@ -105,47 +99,26 @@ def compare_groups(names: Names, first: Group, second: Group) -> list[str]:
             f"{a} has the seeds {[*first]}, {b} {[*second]}: nothing can be paired; train one of "
             "them with the seeds of the other"
         )
-    for one, other in pairs:
-        check_images(one, other)
-        if one.metric != other.metric:
-            raise UserError(
-                f"the best of {a} is the best by {one.metric}, of {b} by {other.metric}: "
-                "compare runs with the same --run.best-by"
-            )
+    for pair in pairs:
+        check_pair(*pair)
     was, now = (run.knobs for run in pairs[0])
     changed = [name for name in was | now if was.get(name) != now.get(name)]
-    changes = [f"{name} {shown(was.get(name))} -> {shown(now.get(name))}" for name in changed]
-    lines = [f"{b} against {a}: {', '.join(changes) or 'the same config'}"]
-    how = ["trained" if knobs["epochs"] else "a linear probe" for knobs in (was, now)]
-    if how[0] != how[1]:
-        lines.append(f"{a} is {how[0]}, {b} {how[1]}: the difference is that, too")
-    lines += compare_models(names, *pairs[0]) if len(pairs) == 1 else compare_recipes(names, pairs)
-    speeds = [(one.images_per_second, other.images_per_second) for one, other in pairs]
-    ratios = [other / one for one, other in speeds if one and other]  # a probe made no step
-    speed = f"{median(ratios):.2f} x the images/s of {a}" if ratios else "not measured"
-    return [*lines, f"speed: {speed}; `bench` measures in turns"]
-
-
-def shown(value: object) -> str:
-    """The value of an option, `''` if it is empty."""
-    return str(value) or "''"
+    changes = [f"{name} {was.get(name)!r} -> {now.get(name)!r}" for name in changed]
+    found = compare_recipes(names, pairs) if len(pairs) > 1 else compare_models(names, *pairs[0])
+    return [f"{b} against {a}: {', '.join(changes) or 'the same config'}", *found]
 
 
 def compare_recipes(names: Names, pairs: Pairs) -> list[str]:
-    """Compare two recipes, by two seeds or more."""
+    """Compare two recipes, by two seeds or more, paired seed by seed."""
     grain = grain_of(run for pair in pairs for run in pair)
     metric = pairs[0][0].metric
-    scores = {"best.pt": "score", "the last weights": "last_score"}
-    if all(run.score == run.last_score for pair in pairs for run in pair):
-        del scores["the last weights"]
+    sign = better(metric)
     sentences = []
-    for of, name in scores.items():
-        first, second = (
-            [better(metric) * getattr(run, name) for run in column]
-            for column in zip(*pairs, strict=True)
-        )
-        found = by_seeds(first, second, grain)
-        text = difference_text(names, found, f"{len(pairs)} seeds", found.is_real, metric)
+    for of, name in SCORES.items():
+        gains = [sign * (getattr(other, name) - getattr(one, name)) for one, other in pairs]
+        found = mean_of(gains, grain, is_share=False)
+        is_real = found.low > 0 or found.high < 0
+        text = difference_text(names, found, f"{len(pairs)} seeds", is_real, metric)
         sentences.append(f"{metric_title(metric)} of {of}: {text}")
     return sentences
 
@@ -156,13 +129,8 @@ def compare_models(names: Names, one: Run, other: Run) -> list[str]:
     Raises:
         UserError: if one of the runs has no predictions.
     """
-    for run in (one, other):
-        if run.predictions is None:
-            raise UserError(
-                f"{str(run.folder)!a} has no predictions.safetensors of its best weights, which a "
-                "run writes at its end: run its command again, which takes one evaluation"
-            )
-    first, second = one.predictions, other.predictions
+    first = one.need_predictions()
+    second = other.need_predictions()
     counted, right = counted_and_correct(first.predicted, first.target)
     other_counted, other_right = counted_and_correct(second.predicted, second.target)
     counted = counted & other_counted
@@ -182,27 +150,26 @@ def compare_models(names: Names, one: Run, other: Run) -> list[str]:
     ]
 
 
-def check_images(one: Run, other: Run) -> None:
-    """Check that two runs were evaluated on the same images, as far as that is known.
+def check_pair(one: Run, other: Run) -> None:
+    """Check that two runs have one metric and, as far as that is known, the same images.
 
     Raises:
         UserError: naming both runs.
     """
-    was = one.predictions
-    now = other.predictions
-    if was is None or now is None:
-        return
-    same = was.same_images(now.images) and len(was.predicted) == len(now.predicted)
-    if not same or are_replaced(was.files, now.files):
+    runs = f"{str(one.folder)!a} and {str(other.folder)!a}"
+    if one.metric != other.metric:
         raise UserError(
-            f"the validation images of {str(one.folder)!a} are not those of "
-            f"{str(other.folder)!a}: scores on different images cannot be compared"
+            f"the best of {runs} are the best by {one.metric} and by {other.metric}: "
+            "compare runs with the same --run.best-by"
+        )
+    known = one.predictions and other.predictions
+    if known and not one.predictions.are_of(known.images, known.files):
+        raise UserError(
+            f"the validation images of {runs} differ: scores on different images cannot be compared"
         )
 
 
-def difference_text(
-    names: Names, found: Mean, basis: str, is_significant: bool, metric: str
-) -> str:
+def difference_text(names: Names, found: Mean, basis: str, is_real: bool, metric: str) -> str:
     """How much better one of two groups is, in words."""
     sign = 1 if found.mean >= 0 else -1
     ahead = names[sign > 0]
@@ -211,6 +178,6 @@ def difference_text(
     low, high = sorted(ends)
     interval = f"({CONFIDENCE:.0%} interval: {low:.{digits}f} .. {high:.{digits}f}, {basis})"
     by = f"by {mean:.{digits}f}{points} {interval}"
-    if is_significant:
+    if is_real:
         return f"{ahead} is better {by}: significant"
     return f"no significant difference: {ahead} is ahead {by}"

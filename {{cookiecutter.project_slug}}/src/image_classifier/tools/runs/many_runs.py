@@ -28,7 +28,7 @@ from ...runtime.signals import TIME_LIMIT, Signals, StoppedError
 from ...tasks import metric_of
 from .child_runs import POLL_SECONDS, end_run, last_line, start_run, wait_until_free
 from .recipe import Recipe
-from .saved_runs import Run, columns, grain_of, read_run
+from .saved_runs import SCORES, Run, columns, grain_of, read_run
 from .statistics import CONFIDENCE, Mean, mean_of
 
 Knobs = dict[str, Any]  # options by their dotted names
@@ -44,23 +44,18 @@ def repeat(recipe: Recipe, count: int) -> None:
     """
     seeds = range(recipe.config.seed, recipe.config.seed + count)
     runs = train_all(recipe, {f"seed-{seed}": {"seed": seed} for seed in seeds})
-    grain = grain_of(runs)
     metric = runs[0].metric
     is_share = find_metric(metric).is_percent
-    scores = {metric: "score", f"last_{metric}": "last_score"}
-    means = {
-        name: mean_of([getattr(run, score) for run in runs], grain, is_share=is_share)
-        for name, score in scores.items()
-    }
-    content = {
-        "preset": recipe.preset,
-        "runs": [{"seed": run.seed} | as_json(run) for run in runs],
-        **{name: asdict(mean) for name, mean in means.items()},
-    }
+    rows = [{"seed": run.seed} | as_json(run) for run in runs]
+    content = {"preset": recipe.preset, "runs": rows}
+    lines = []
+    for of, name in SCORES.items():
+        found = mean_of([getattr(run, name) for run in runs], grain_of(runs), is_share=is_share)
+        content[name.replace("score", metric)] = asdict(found)
+        lines.append(f"{metric_title(metric)} of {of} {mean_text(found, f'{count} seeds', metric)}")
     write_json(recipe.folder / "results.json", content)
     print_table("seed", dict(zip(seeds, runs, strict=True)))
-    for mean, of in zip(means.values(), ("best.pt", "the last weights"), strict=True):
-        print(f"{metric_title(metric)} of {of} {mean_text(mean, f'{count} seeds', metric)}")
+    print("\n".join(lines))
 
 
 def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
@@ -77,11 +72,11 @@ def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
     runs = {name: read_run(recipe.folder / name) for name in each if is_done(recipe, name, each)}
     todo = {name: own for name, own in each.items() if name not in runs}
     for name, run in runs.items():
-        say(f"{name}: {phrase(run)}, done before")
+        say(f"{name}: {run}, done before")
     places = devices(recipe)[: len(todo)]
     if todo:
-        where = f"what they print is in {recipe.folder / next(iter(todo))}.txt and so on"
-        say(f"to train: {len(todo)} of {len(each)} runs, {len(places)} at once; {where}")
+        count = f"{len(todo)} of {len(each)} runs, {len(places)} at once"
+        say(f"to train: {count}; what they print is in {recipe.folder}/*.txt")
     failed = []
     with (
         open_run(recipe.config, World(torch.device("cpu"))),  # two commands would share their logs
@@ -91,7 +86,7 @@ def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
         for name, code in ends:
             if code == EXIT_DONE:
                 runs[name] = read_run(recipe.folder / name)
-                say(f"{name}: {phrase(runs[name])}, {len(runs)} of {len(each)}")
+                say(f"{name}: {runs[name]}, {len(runs)} of {len(each)}")
                 continue
             reason = last_line(recipe.folder / f"{name}.txt")
             if code == EXIT_USAGE:
@@ -171,11 +166,6 @@ def devices(recipe: Recipe) -> list[Place]:
     return [cores | own[number % len(own)] for number in range(at_once)]
 
 
-def phrase(run: Run) -> str:
-    """A run's results, in words."""
-    return ", ".join(f"{name} {value}" for name, value in run.results)
-
-
 def as_json(run: Run) -> dict[str, Any]:
     """A run's results, for other programs."""
     scores = {run.metric: run.score, f"last_{run.metric}": run.last_score}
@@ -192,9 +182,8 @@ def print_table(head: str, runs: dict[int, Run]) -> None:
 def mean_text(found: Mean, over: str, metric: str) -> str:
     """The mean of a metric, in words; `over` is what it is the mean of."""
     unit, _, digits = scale(metric)
-    deviation, low, high = (
-        f"{unit * value:.{digits}f}" for value in (found.deviation, found.low, found.high)
-    )
+    numbers = found.deviation, found.low, found.high
+    deviation, low, high = (f"{unit * number:.{digits}f}" for number in numbers)
     return (
         f"{metric_number(metric, found.mean)} ± {deviation} (standard deviation over {over}), "
         f"{CONFIDENCE:.0%} interval of the mean: {low} .. {high}"

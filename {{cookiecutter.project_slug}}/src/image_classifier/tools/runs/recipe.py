@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from ...config import Config
 from ...errors import UserError
+from ...extensions import within
 from ...runtime.command_line import command, parse, take_preset
 from ...runtime.config_dict import changed_knobs, sections, words_of
 
@@ -30,17 +33,18 @@ class Recipe:
         return [self.preset, *words_of(knobs)]
 
 
-def take_recipe(
-    kind: type[Config], words: list[str], verb: str, about: str, otherwise: str
-) -> tuple[Any, Recipe]:
-    """The options of `verb COUNT [PRESET] [--FLAG VALUE ...]`, and the recipe in them.
+@dataclass(frozen=True)
+class ManyOptions(Config):
+    """How many runs, and every knob of training; `run.dir` is the folder of the runs."""
 
-    Args:
-        kind: `Config` with more fields: `at_once`, and one that is positional.
-        words: of the command line, after the verb.
-        verb: the command.
-        about: the description in its help.
-        otherwise: the preset if none is named.
+    count: Annotated[int, tyro.conf.Positional] = 0  # how many: seeds, from --seed on, or folds
+    at_once: int = within(0, 0, 1000)  # runs at once; 0: one per GPU, or one
+
+
+def take_recipe(words: list[str], verb: str, about: str, otherwise: str) -> tuple[int, Recipe]:
+    """The number of runs, and their recipe, in `verb COUNT [PRESET] [--FLAG VALUE ...]`.
+
+    `words` follow the verb; `about` is its help; `otherwise` is the preset if none is named.
 
     Raises:
         UserError: if `words` are no such options.
@@ -52,7 +56,7 @@ def take_recipe(
         )
     name, preset = take_preset(words, otherwise, f"runs/{verb}/{{}}")
     prog = f"{command(verb)} N {name}"
-    default = kind(**sections(preset))
-    options = parse(kind, [*count, *words], prog=prog, about=about, default=default)
+    default = ManyOptions(**sections(preset))
+    options = parse(ManyOptions, [*count, *words], prog=prog, about=about, default=default)
     config = Config(**sections(options))
-    return options, Recipe(name, config, changed_knobs(config, preset), options.at_once)
+    return options.count, Recipe(name, config, changed_knobs(config, preset), options.at_once)

@@ -11,6 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ...data import are_replaced
 from ...errors import UserError
 from ...extensions import of_tools
 from ...metrics import better, metric_number, metric_title
@@ -19,7 +20,9 @@ from ...runtime.files import about_tensors, read_object, read_rows
 from ...tasks import metric_of
 
 # Knobs in which the runs of a recipe may differ, and the exception.
-FREE_KNOBS, FIXED_KNOBS = ("seed", "run."), ("run.init_from",)
+FREE_KNOBS = ("seed", "run.")
+FIXED_KNOB = "run.init_from"
+SCORES = {"best.pt": "score", "the last weights": "last_score"}  # of weights, in a `Run`
 
 Cell = tuple[str, str]  # of a table: the head of its column, and what it holds
 
@@ -35,10 +38,11 @@ class SavedPredictions:
     classes: tuple[str, ...]
     step: int  # of the weights
 
-    def same_images(self, images: str) -> bool:
-        """Whether `images` is the fingerprint of the same images, which may be prepared now."""
-        # A space separates what says that they are prepared.
-        return self.images.partition(" ")[0] == images.partition(" ")[0]
+    def are_of(self, images: str, files: dict[str, str]) -> bool:
+        """Whether they are of the images with this fingerprint and these digests of files."""
+        # A space separates what says that they are prepared, which they may be now.
+        is_same = self.images.partition(" ")[0] == images.partition(" ")[0]
+        return is_same and not are_replaced(self.files, files)
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,19 @@ class Run:
     images_per_second: float  # median, in training
     seconds: float  # of training, without evaluating and saving
     predictions: SavedPredictions | None  # of the best evaluation
+
+    def need_predictions(self) -> SavedPredictions:
+        """Its predictions; UserError if it has none."""
+        if self.predictions is None:
+            raise UserError(
+                f"{str(self.folder)!a} has no predictions.safetensors of its best weights, which a "
+                "run writes at its end: run its command again, which takes one evaluation"
+            )
+        return self.predictions
+
+    def __str__(self) -> str:
+        """Its results in words."""
+        return ", ".join(map(" ".join, self.results))
 
     @property
     def results(self) -> list[Cell]:
@@ -79,15 +96,14 @@ def read_run(folder: Path) -> Run:
     """
     try:
         config = of_tools() | read_object(folder / "config.json")
+        knobs = {k: config[k] for k in config if k == FIXED_KNOB or not k.startswith(FREE_KNOBS)}
         rows = read_rows(folder / "metrics.jsonl")
         metric = metric_of(config)
         scored = evaluations(rows, metric)
         if not scored:
             raise LookupError("it has no evaluation yet")
         best = best_of(scored, metric)
-        predictions = read_predictions(folder / "predictions.safetensors")
-        if predictions is not None and predictions.step != best["step"]:
-            predictions = None
+        saved = read_predictions(folder / "predictions.safetensors")
         timed = [row for row in rows if row.get("train/images_per_second")]  # 0: the first step
         rates = [row["train/images_per_second"] for row in timed]
         steps = np.diff([0, *(row["step"] for row in timed)])
@@ -95,18 +111,14 @@ def read_run(folder: Path) -> Run:
             folder=folder,
             seed=int(config["seed"]),
             state=str(read_object(folder / "status.json").get("state", "unknown")),
-            knobs={
-                name: value
-                for name, value in config.items()
-                if name in FIXED_KNOBS or not name.startswith(FREE_KNOBS)
-            },
+            knobs=knobs,
             metric=metric,
             score=best[f"val/{metric}"],
             last_score=scored[-1][f"val/{metric}"],
             loss=float(best["val/loss"]),
             images_per_second=median(rates or [0.0]),
             seconds=float((steps * config["data.batch_size"] / rates).sum()),
-            predictions=predictions,
+            predictions=saved if saved and saved.step == best["step"] else None,
         )
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise UserError(f"{str(folder)!a} can't be read as a run: {error}") from error
@@ -147,7 +159,7 @@ def read_predictions(path: Path) -> SavedPredictions | None:
     try:
         with safe_open(path, "pt") as file:
             about = about_tensors(file.metadata(), "files", "classes")
-            saved = SavedPredictions(
+            return SavedPredictions(
                 predicted=file.get_tensor("predicted"),
                 target=file.get_tensor("target"),
                 images=str(about["images"]),
@@ -155,8 +167,5 @@ def read_predictions(path: Path) -> SavedPredictions | None:
                 classes=tuple(map(str, about["classes"])),
                 step=int(about["step"]),
             )
-        if saved.predicted.ndim > 2 or saved.predicted.shape != saved.target.shape:
-            raise ValueError("predictions and targets differ in number")
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{str(path)!a} can't be read: {error}") from error
-    return saved

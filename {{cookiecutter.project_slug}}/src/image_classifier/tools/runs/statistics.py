@@ -21,11 +21,6 @@ class Mean:
     low: float
     high: float
 
-    @property
-    def is_real(self) -> bool:
-        """Whether it can be told from 0."""
-        return self.low > 0 or self.high < 0
-
 
 def mean_of(
     values: Sequence[float], grain: float, overlap: float = 0.0, is_share: bool = True
@@ -33,24 +28,18 @@ def mean_of(
     """The mean of what two runs or more reach: shares of 1, such as accuracies, or other numbers.
 
     They come in steps of `grain`, so they are taken to vary by that much at the least: a few that
-    happen to be equal prove nothing. Folds share training images: their results depend on each
-    other, so their deviation is too small for the interval
-    (https://www.jmlr.org/papers/v5/grandvalet04a.html). `overlap`, the ratio of validation to
-    training images, corrects it: https://doi.org/10.1023/A:1024068626366
+    happen to be equal prove nothing. `overlap` widens the interval where they depend on each other.
     """
     from scipy.stats import t
 
     mean = fmean(values)
     deviation = stdev(values)
     error = max(deviation, grain) * math.sqrt(1 / len(values) + overlap)
-    low, high = map(float, t.interval(CONFIDENCE, len(values) - 1, mean, error))
-    return Mean(mean, deviation, *((max(0.0, low), min(1.0, high)) if is_share else (low, high)))
-
-
-def by_seeds(first: Sequence[float], second: Sequence[float], grain: float) -> Mean:
-    """How much more the second of two recipes reaches, paired seed by seed; at least two."""
-    differences = [b - a for a, b in zip(first, second, strict=True)]
-    return mean_of(differences, grain, is_share=False)
+    low, high = t.interval(CONFIDENCE, len(values) - 1, mean, error)
+    if is_share:
+        low = max(0.0, low)
+        high = min(1.0, high)
+    return Mean(mean, deviation, float(low), float(high))
 
 
 def by_images(only_first: int, only_second: int, count: int) -> Mean:

@@ -12,7 +12,7 @@ from conftest import changed
 from PIL import Image
 from safetensors.torch import safe_open, save_file
 
-pytest.importorskip("image_classifier.tools.runs")
+pytest.importorskip("image_classifier.tools.cross_validate")
 
 from image_classifier import evaluate
 from image_classifier.cli import main
@@ -274,7 +274,7 @@ def test_no_cell_of_the_table_is_a_formula(cell, written):
 @pytest.fixture
 def trained(on_photos, root, tmp_path):
     """The folder of a real cross-validation with two folds."""
-    from image_classifier.tools.runs.cross_validate import (
+    from image_classifier.tools.cross_validate.cross_validate import (
         cross_validate,
     )
     from image_classifier.tools.runs.recipe import Recipe

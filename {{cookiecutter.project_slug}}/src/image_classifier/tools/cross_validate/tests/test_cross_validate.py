@@ -14,11 +14,10 @@ from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS, open_dataset
 from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
-from image_classifier.tools.runs import (
+from image_classifier.tools.cross_validate import (
     cross_validate,
-    many_runs,
-    statistics,
 )
+from image_classifier.tools.runs import many_runs, statistics
 
 TINY = f"{SMOKE} --data.name folder --data.batch-size 4 --data.limit 0".split()
 

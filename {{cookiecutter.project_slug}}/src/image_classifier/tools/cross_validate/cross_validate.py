@@ -12,9 +12,9 @@ from ...metrics import confusion_of, counted_and_correct, find_metric, metric_ti
 from ...runtime.command_line import command
 from ...runtime.console import say
 from ...runtime.files import write_json
-from .many_runs import as_json, mean_text, print_table, train_all
-from .recipe import Recipe
-from .statistics import mean_of
+from ..runs.many_runs import as_json, mean_text, print_table, train_all
+from ..runs.recipe import Recipe
+from ..runs.statistics import mean_of
 
 
 def cross_validate(recipe: Recipe, count: int) -> None:
@@ -33,7 +33,8 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     folds = open_folds(recipe.config.data, count, recipe.config.model.task)
     runs = train_all(recipe, each)
     for run, fold in zip(runs, folds, strict=True):
-        if run.predictions is None or not run.predictions.same_images(fold.fingerprint()):
+        found = run.predictions
+        if found is None or not found.are_of(fold.fingerprint(), fold.file_digests()):
             raise UserError(
                 f"the images have changed since {str(run.folder)!a} was trained: start over with "
                 "--run.fresh, or take another --run.dir"
@@ -53,7 +54,10 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     found = mean_of(
         [run.score for run in runs],
         grain=count / num_images,
-        overlap=1 / (count - 1),  # a fold's validation images as a share of its training images
+        # Folds share training images, so their deviation is too small for an interval
+        # (https://www.jmlr.org/papers/v5/grandvalet04a.html). The ratio of validation to training
+        # images corrects it: https://doi.org/10.1023/A:1024068626366
+        overlap=1 / (count - 1),
         is_share=find_metric(metric).is_percent,
     )
     content = {

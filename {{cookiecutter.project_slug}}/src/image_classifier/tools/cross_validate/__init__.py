@@ -1,0 +1,1 @@
+"""The command `cross-validate`: K runs, so that each image is validated once."""
