@@ -1,6 +1,7 @@
 """The file of `--embeddings`: the features of each image, in the order of the rows."""
 
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -8,8 +9,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...data import PathList
-from ...errors import UserError
+from ...errors import FaultError, UserError
+from ...runtime.console import say
 from ...runtime.files import write_whole
+from .output import check_free
 
 SUFFIXES = (".npy", ".safetensors")
 
@@ -23,10 +26,7 @@ class Embeddings:
         Raises:
             UserError: if its suffix is none of ours, or it exists and is not to be replaced.
         """
-        if path.suffix not in SUFFIXES:
-            raise UserError(f"--embeddings {str(path)!a} ends in none of {', '.join(SUFFIXES)}")
-        if path.exists() and not fresh:
-            raise UserError(f"{str(path)!a} exists already: --fresh replaces it when all is done")
+        check_free("--embeddings", path, SUFFIXES, fresh)
         if not path.parent.is_dir():
             raise UserError(f"--embeddings {str(path)!a}: there is no folder {str(path.parent)!a}")
         self.path = path
@@ -44,11 +44,20 @@ class Embeddings:
         self.rows[[first + n for n in good]] = features[good].cpu()
 
     def save(self) -> None:
-        """Write the file: an array, or `features` and the NUL-separated names, `paths`."""
+        """Write the file; FaultError if it cannot be written."""
+        path = ascii(str(self.path))
+        try:
+            write_whole(self.path, self.write)
+        except OSError as error:
+            raise FaultError(f"cannot write {path}: {error.strerror}") from error
+        count, width = self.rows.shape
+        say(f"{path}: {count:,} rows of {width:,} features; NaN where a file cannot be read")
+
+    def write(self, file: BinaryIO) -> None:
+        """Write an array; or `features`, and the names of the files, NUL-separated, as `paths`."""
         if self.path.suffix == ".npy":
-            write_whole(self.path, lambda file: np.save(file, self.rows.numpy()))
+            np.save(file, self.rows.numpy())
             return
         names = b"\0".join(self.files.relative(n) for n in range(len(self.files)))
         paths = torch.frombuffer(bytearray(names), dtype=torch.uint8)
-        content = save({"features": self.rows, "paths": paths})
-        write_whole(self.path, lambda file: file.write(content))
+        file.write(save({"features": self.rows, "paths": paths}))

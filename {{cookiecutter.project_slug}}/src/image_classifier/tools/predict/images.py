@@ -2,6 +2,7 @@
 
 import glob
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -32,7 +33,6 @@ class Images:
         world: World,
     ) -> None:
         """Preprocess `files` as the evaluation of `trained` does."""
-        self.files = files
         self.world = world
         self.batch_size = min(batch_size, len(files))
         data = replace(
@@ -44,14 +44,14 @@ class Images:
         labels = torch.zeros(1, dtype=torch.int64).expand(len(files))  # nobody knows them
         kind = {"channels": data.channels, "bits": data.bits}
         kind |= {"mean": trained.mean, "std": trained.std}
-        source = Source(labels, trained.classes, paths=files, **kind)
-        samples = Samples(source, data.image_size, fit=data.fit)
+        self.source = Source(labels, trained.classes, paths=files, **kind)
+        samples = Samples(self.source, data.image_size, fit=data.fit)
         self.errors: dict[int, str] = {}  # why images cannot be read, by their numbers
         self.loader, _ = open_loader(samples, data, world, self.errors.__setitem__)
 
     def batches(self, first: int) -> Iterator[tuple[int, Batch]]:
         """The batches from image `first` on, each with the number of its first image."""
-        count = len(self.files)
+        count = len(self.source)
         size = self.batch_size
         starts = range(first, count, size)
         indices = ((0, torch.arange(start, min(start + size, count))) for start in starts)
@@ -62,23 +62,25 @@ class Images:
         self.loader.close()
 
 
-def list_files(
-    paths: Sequence[str], stdin: BinaryIO, separator: bytes, others: Counter[str] | None = None
-) -> PathList:
+def list_files(paths: Sequence[str], stdin: BinaryIO, separator: bytes) -> PathList:
     """The files that the words `paths` of a command line name, in their order.
 
-    Only the names are kept, in one array. `others` counts, by their suffix, files in folders that
-    are not taken for images.
+    Only the names are kept, in one array. A line counts the files in folders that are no images.
 
     Raises:
         UserError: if there is nothing at a path, or no image at all.
     """
-    others = Counter() if others is None else others
+    others = Counter()  # by their suffix
     found = (path for text in paths for path in files_of(text, stdin, separator, others))
     first = next(found, None)
     if first is None:
         raise UserError("there are no images: name files, folders or 'patterns', or - for a list")
-    return PathList(Path(), chain((first,), found))
+    files = PathList(Path(), chain((first,), found))
+    if others:
+        kinds = ", ".join(f"{count:,} {kind or 'without one'}" for kind, count in others.items())
+        said = f"left out by their suffix: {kinds}; a file that you name is read"
+        print(f"{others.total():,} files in folders are {said}", file=sys.stderr)
+    return files
 
 
 def files_of(text: str, stdin: BinaryIO, separator: bytes, others: Counter[str]) -> Iterator[bytes]:

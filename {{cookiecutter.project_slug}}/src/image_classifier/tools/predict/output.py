@@ -98,10 +98,10 @@ def partial_of(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
 
-def check_out(path: Path, fresh: bool) -> None:
+def check_free(option: str, path: Path, suffixes: Iterable[str], fresh: bool) -> None:
     """Raise `UserError` if `path` has no suffix of ours, or would replace a file by mistake."""
-    if path.suffix not in FORMATS:
-        raise UserError(f"--out {str(path)!a} ends in none of {', '.join(FORMATS)}")
+    if path.suffix not in suffixes:
+        raise UserError(f"{option} {str(path)!a} ends in none of {', '.join(suffixes)}")
     # Where a new one was begun, `--fresh` was given then.
     if path.exists() and not fresh and not partial_of(path).exists():
         raise UserError(f"{str(path)!a} exists already: --fresh replaces it when all is done")

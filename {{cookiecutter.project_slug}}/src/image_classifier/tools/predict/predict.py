@@ -1,18 +1,15 @@
 """Predict the classes of images with a trained model; images are preprocessed as in evaluation."""
 
-import hashlib
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig
-from ...data import PathList
 from ...errors import FaultError, UserError
 from ...evaluate import predict_features, predict_logits
 from ...extensions import need_tool
@@ -22,7 +19,7 @@ from ...runtime.out_of_memory import smaller_batch_on_oom
 from .command import PredictOptions
 from .embeddings import Embeddings
 from .images import Images, list_files
-from .output import SEPARATOR, Output, check_out
+from .output import FORMATS, SEPARATOR, Output, check_free
 from .rows import ABSTAIN, Row, judge, unread
 
 
@@ -31,8 +28,8 @@ class Wanted:
     """What to find out about each image."""
 
     top_k: int  # most probable classes
-    explain: Path | None = None  # folder for PNGs of what the model looked at
-    embeddings: Embeddings | None = None  # gets the features
+    explain: Path | None  # folder for PNGs of what the model looked at
+    embeddings: Embeddings | None  # gets the features
 
 
 def predict(options: PredictOptions, compute: ComputeConfig) -> int:
@@ -48,66 +45,52 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
     """
     out = Path(options.out) if options.out else None
     if out:
-        check_out(out, options.fresh)
-    others = Counter()
-    files = list_files(options.paths, sys.stdin.buffer, b"\0" if options.null else b"\n", others)
-    wanted = begin(options, files)
-    with join_world(compute) as world:
-        if world.size > 1:
-            raise UserError("predict is one process: start it without torchrun")
-        trained = load_model(options.run, compute, world)
-        if wanted.embeddings and hasattr(trained.model, "each_network"):
-            raise UserError("--embeddings: an ensemble has no features; name one of its runs")
-        if options.tta != "as-trained":
-            trained.normalize.tta = options.tta
-        wanted = replace(wanted, top_k=min(options.top_k, len(trained.classes)))
-        images = Images(files, trained, options.batch_size, options.workers, world)
-        with closing(images), smaller_batch_on_oom("--batch-size", options.batch_size):
-            if not out:
-                num_bad = print_rows(trained, images, wanted)
-            else:
-                command = {
-                    "weights": trained.digest,
-                    "images": digest(files),
-                    "precision": trained.precision.name,
-                    "--top-k": wanted.top_k,
-                    "--batch-size": options.batch_size,
-                    "--tta": trained.normalize.tta,
-                }
-                if wanted.explain:  # rows that are there have their PNG, too
-                    command["--explain"] = options.explain
-                # Features are written at the end, so those of rows from before a kill are lost.
-                fresh = options.fresh or wanted.embeddings is not None
-                output = Output(out, command, options.batch_size, fresh)
-                num_bad = write_rows(output, trained, images, wanted)
-            if wanted.embeddings:
-                save_embeddings(wanted.embeddings)
-    if others:
-        kinds = ", ".join(f"{count:,} {kind or 'without one'}" for kind, count in others.items())
-        said = f"left out by their suffix: {kinds}; a file that you name is read"
-        print(f"{others.total():,} files in folders are {said}", file=sys.stderr)
-    if num_bad:
-        where = f"; the column `error` of {str(out)!a} says why" if out else ""
-        print(f"{num_bad:,} of {len(files):,} files cannot be read{where}", file=sys.stderr)
-    return len(files) - num_bad
-
-
-def begin(options: PredictOptions, files: PathList) -> Wanted:
-    """What the options ask for; UserError if there is no way to write it."""
+        check_free("--out", out, FORMATS, options.fresh)
+    files = list_files(options.paths, sys.stdin.buffer, b"\0" if options.null else b"\n")
     explain = Path(options.explain) if options.explain else None
     if explain:
         need_tool("files", "explain", "--explain").open_folder(explain, len(files))
     embeddings = None
     if options.embeddings:
         embeddings = Embeddings(Path(options.embeddings), files, options.fresh)
-    return Wanted(options.top_k, explain, embeddings)
+    with join_world(compute) as world:
+        if world.size > 1:
+            raise UserError("predict is one process: start it without torchrun")
+        trained = load_model(options.run, compute, world)
+        if embeddings and hasattr(trained.model, "each_network"):
+            raise UserError("--embeddings: an ensemble has no features; name one of its runs")
+        if options.tta != "as-trained":
+            trained.normalize.tta = options.tta
+        wanted = Wanted(min(options.top_k, len(trained.classes)), explain, embeddings)
+        images = Images(files, trained, options.batch_size, options.workers, world)
+        with closing(images), smaller_batch_on_oom("--batch-size", options.batch_size):
+            if out:
+                num_bad = write_rows(open_output(options, trained, images), trained, images, wanted)
+            else:
+                num_bad = print_rows(trained, images, wanted)
+            if embeddings:
+                embeddings.save()
+    if num_bad:
+        where = f"; the column `error` of {str(out)!a} says why" if out else ""
+        print(f"{num_bad:,} of {len(files):,} files cannot be read{where}", file=sys.stderr)
+    return len(files) - num_bad
 
 
-def digest(files: PathList) -> str:
-    """A digest of all names in their order."""
-    found = hashlib.blake2b(files.bytes.numpy(), digest_size=16)
-    found.update(files.ends.numpy())
-    return found.hexdigest()
+def open_output(options: PredictOptions, trained: LoadedModel, images: Images) -> Output:
+    """Begin or resume the file `--out`."""
+    command = {
+        "weights": trained.digest,
+        "images": images.source.fingerprint(),
+        "precision": trained.precision.name,
+        "--top-k": min(options.top_k, len(trained.classes)),
+        "--batch-size": options.batch_size,
+        "--tta": trained.normalize.tta,
+    }
+    if options.explain:  # rows that are there have their PNG, too
+        command["--explain"] = options.explain
+    # Features are written at the end, so those of rows from before a kill are lost.
+    fresh = options.fresh or options.embeddings != ""
+    return Output(Path(options.out), command, options.batch_size, fresh)
 
 
 @torch.inference_mode()
@@ -125,7 +108,7 @@ def predictions(
         rows = judge(trained, logits, wanted.top_k)
         for number, row in enumerate(rows):
             index = start + number
-            row["path"] = images.files.relative(index).decode("utf-8", "backslashreplace")
+            row["path"] = images.source.paths.relative(index).decode("utf-8", "backslashreplace")
             if index in images.errors:
                 rows[number] = unread(row, images.errors.pop(index))
         if wanted.explain:
@@ -142,17 +125,14 @@ def print_rows(trained: LoadedModel, images: Images, wanted: Wanted) -> int:
     for rows in predictions(trained, images, wanted):
         for row in rows:
             pairs = [(printable(p["label"]), f"{p['probability']:.1%}") for p in row["top"]]
-            label, share = pairs.pop(0) if pairs else ("", "")
-            if row.get("decision") == ABSTAIN and pairs:
-                pairs = [(label, share), *pairs]
-                label = ABSTAIN
-                share = ""
+            if row.get("decision") == ABSTAIN:
+                pairs.insert(0, (ABSTAIN, ""))
             if row.get("labels") is not None:
-                pairs = [(label, share), *pairs]
-                label = printable(SEPARATOR.join(row["labels"]))
-                share = ""
-            more = row["error"] and f"cannot be read: {printable(row['error'])}"
-            more = more or ", ".join(map(" ".join, pairs))
+                pairs.insert(0, (printable(SEPARATOR.join(row["labels"])), ""))
+            (label, share), *others = pairs or [("", "")]
+            more = ", ".join(map(" ".join, others))
+            if row["error"]:
+                more = f"cannot be read: {printable(row['error'])}"
             print(f"{label:<{width}} {share:>6}  {printable(row['path'])}  {more}".rstrip())
         sys.stdout.flush()
         num_bad += sum(row["label"] is None for row in rows)
@@ -171,7 +151,7 @@ def write_rows(output: Output, trained: LoadedModel, images: Images, wanted: Wan
         FaultError: if a file cannot be written; the rows before are kept.
     """
     out = ascii(str(output.path))
-    count = len(images.files)
+    count = len(images.source)
     if output.num_done:
         print(f"{out}: {output.num_done:,} of {count:,} rows are there", flush=True)
     progress = Progress(count, output.num_done)
@@ -188,18 +168,3 @@ def write_rows(output: Output, trained: LoadedModel, images: Images, wanted: Wan
     weights = f"the weights {trained.origin} from {str(trained.path)!a}"
     say(f"{out}: {count:,} rows, with {weights}")
     return output.num_bad
-
-
-def save_embeddings(kept: Embeddings) -> None:
-    """Write the file of features.
-
-    Raises:
-        FaultError: if it cannot be written.
-    """
-    name = ascii(str(kept.path))
-    count, width = kept.rows.shape
-    try:
-        kept.save()
-    except OSError as error:
-        raise FaultError(f"cannot write {name}: {error.strerror}") from error
-    say(f"{name}: {count:,} rows of {width:,} features; NaN where a file cannot be read")
