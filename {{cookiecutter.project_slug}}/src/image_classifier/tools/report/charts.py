@@ -81,7 +81,7 @@ def line_chart(
         )
         if main in (None, name):
             label = f"{name} " * (len(lines) > 1)
-            label += "" if has_colors else f"{last_of(finite[name])}{unit}"
+            label += "" if has_colors else f"{short(finite[name][-1][1], digits=4)}{unit}"
             named.append(f"<span><i {mark}></i>{escape(label)}</span>")
     return figure(title, parts, legend="".join(named))
 
@@ -146,20 +146,14 @@ def thinned(points: Points) -> Points:
     return points[::-1][::every][::-1]
 
 
-def short(value: float) -> str:
-    """A number in at most seven characters: `0.0001`, `2.5`, `9,800`, `12.5k`, `3M`."""
+def short(value: float, digits: int = 3) -> str:
+    """A number of a few digits: `0.0001`, `2.5`, `9,800`, `12.5k`, `3M`."""
     if 1000 <= abs(value) < 10_000:
         return f"{value:,.0f}"
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size <= abs(value) < 1000 * size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
-
-
-def last_of(points: Points) -> str:
-    """The last value, with at least four digits."""
-    _, value = points[-1]
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
+            return f"{value / size:.{digits}g}{letter}"
+    return f"{value:.{digits}g}"
 
 
 def ticks(low: float, high: float) -> list[float]:

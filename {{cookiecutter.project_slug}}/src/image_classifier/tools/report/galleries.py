@@ -71,12 +71,8 @@ def class_examples(predictions: Predictions) -> str:
         surest = shares.argsort(descending=True, stable=True)
         found = surest[(counted & right)[surest]]
         missed = surest[(counted & ~right)[surest]].flip(0)
-        shown = torch.cat([found[:EXAMPLES], missed[:EXAMPLES]])
-        answers = torch.full_like(shown, number)
-        if not source.is_multi_label:
-            answers = predictions.predicted[shown]
-        pairs = zip(shown.tolist(), answers.tolist(), strict=True)
-        tiles = [picture(predictions, *pair) for pair in pairs]
+        shown = torch.cat([found[:EXAMPLES], missed[:EXAMPLES]]).tolist()
+        tiles = [picture(predictions, index, number) for index in shown]
         name = f"{source.classes[number]}: {len(found):,} of {len(found) + len(missed):,}"
         parts.append(f"<h3>{escape(name)}</h3>{gallery(tiles)}")
     note = f"Up to {EXAMPLES} images that are recognized, and {EXAMPLES} that are missed."
@@ -87,7 +83,7 @@ def class_examples(predictions: Predictions) -> str:
 def picture(
     predictions: Predictions, index: int, number: int, heat: Tensor | None = None
 ) -> Picture:
-    """An image with the predicted class `number`, and the true one if that is another.
+    """An image with the predicted class, and the true one if that is another.
 
     With several labels, with the probability of the label `number`.
     """
@@ -98,7 +94,8 @@ def picture(
     else:
         found = [("true", int(source.labels[index]), predictions.target_probability[index])]
         if not predictions.is_correct[index]:
-            found.insert(0, ("wrong-class", number, predictions.probability[index]))
+            taken = int(predictions.predicted[index])
+            found.insert(0, ("wrong-class", taken, predictions.probability[index]))
     lines = [(style, source.classes[n], f"{share:.1%}") for style, n, share in found]
     title = f"image {index}"
     if source.paths is not None:

@@ -7,7 +7,7 @@ To add a section: a function that returns HTML, and its place in `write_page`; a
 import json
 from collections.abc import Callable
 from html import escape
-from math import log, sqrt
+from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -37,7 +37,6 @@ from .tables import class_table, confused_pairs, confusion_matrix, definitions
 
 MOST_CLASSES = 20  # of a confusion matrix that can be read
 MOST_LINES = 6  # of a chart
-CALIBRATED = 1.1  # temperatures from 1 / 1.1 to this say that probabilities are right
 MOST_SHARES = 2**23  # probabilities of which curves are drawn, as that takes seconds
 
 # The summary of a run's speed: name, metric, format, and what is shown of all values.
@@ -79,7 +78,6 @@ def write_page(
     metric = metric_of(config)
     shares = predictions.probabilities
     calibration = calibrate(predictions)
-    verdict = calibration_text(calibration, result.decision.temperature)
     is_quick = shares is not None and shares.numel() <= MOST_SHARES
     name = escape(folder.resolve().name)
     about = f"{config['model.name']} on {config['data.name']}"
@@ -97,7 +95,7 @@ def write_page(
         confusion_section(predictions),
         f"<section><h2>Classes</h2>{class_table(predictions, is_quick)}</section>",
         "</div>",
-        f"<h2>Probabilities</h2><p>{verdict}</p>",
+        f"<h2>Probabilities</h2><p>{calibration_text(calibration)}</p>",
         '<div class="charts">',
         reliability_diagram(calibration) if calibration[0].any() else "",
         ranking_curves(predictions) if is_quick else "",
@@ -163,54 +161,35 @@ def confusion_section(predictions: Predictions) -> str:
     if predictions.source.is_multi_label:
         return ""
     classes = predictions.source.classes
-    confusion = predictions.confusion()
-    if len(classes) > MOST_CLASSES:
-        heading = "Most confused classes"
-        found = confused_pairs(classes, confusion)
-    else:
-        heading = "Confusion matrix"
-        found = confusion_matrix(classes, confusion)
-    return f"<section><h2>{heading}</h2>{found}</section>"
+    is_large = len(classes) > MOST_CLASSES
+    heading = "Most confused classes" if is_large else "Confusion matrix"
+    table = (confused_pairs if is_large else confusion_matrix)(classes, predictions.confusion())
+    return f"<section><h2>{heading}</h2>{table}</section>"
 
 
 def ranking_curves(predictions: Predictions) -> str:
-    """Precision over recall, and ROC: of each class; of many, the mean and all taken together."""
+    """Precision over recall, and ROC: of each class, or of many all taken together."""
     from sklearn.metrics import precision_recall_curve, roc_curve
 
     names = predictions.source.classes
     pairs = {names[n]: pair for n, *pair in against_the_rest(predictions)}
-    if not pairs:
-        return ""
+    if len(pairs) > MOST_LINES:
+        pairs = {"micro average": map(np.concatenate, zip(*pairs.values(), strict=True))}
     precisions = {}
     rocs = {}
-    has_few = len(names) <= MOST_LINES
-    grid = np.linspace(0, 1, 101)
-    together = [np.concatenate(column) for column in zip(*pairs.values(), strict=True)]
-    for name, pair in (pairs if has_few else pairs | {"micro average": together}).items():
-        precision, recall, _ = precision_recall_curve(*pair)
-        precisions[name] = recall[::-1], precision[::-1]
-        rocs[name] = roc_curve(*pair)[:2]
-    charts = []
-    for title, x_label, lines in (
-        ("Precision over recall", "recall", precisions),
-        ("ROC: true over false positives", "share of false positives", rocs),
-    ):
-        if not has_few:
-            of_classes = [np.interp(grid, *lines.pop(name)) for name in pairs]
-            lines["macro average"] = grid, np.mean(of_classes, axis=0)
-        points = {
-            name: [*zip(*map(np.ndarray.tolist, xy), strict=True)] for name, xy in lines.items()
-        }
-        charts.append(line_chart(title, points, x_label=x_label, low=0, has_colors=True))
-    return "".join(charts)
+    for name, (is_own, share) in pairs.items():
+        precision, recall, _ = precision_recall_curve(is_own, share)
+        precisions[name] = [*zip(recall[::-1].tolist(), precision[::-1].tolist(), strict=True)]
+        false, true, _ = roc_curve(is_own, share)
+        rocs[name] = [*zip(false.tolist(), true.tolist(), strict=True)]
+    options = {"low": 0, "has_colors": True}
+    return line_chart(
+        "Precision over recall", precisions, x_label="recall", **options
+    ) + line_chart("ROC: true positives", rocs, x_label="share of false positives", **options)
 
 
-def calibration_text(calibration: Tensor, temperature: float = 1.0) -> str:
-    """Whether the model is over- or underconfident.
-
-    The mean says nothing where predictions of some confidences are too sure and others not enough:
-    the temperature of the lowest log loss does.
-    """
+def calibration_text(calibration: Tensor) -> str:
+    """Whether the model is over- or underconfident."""
     counts, confidence, accuracy = calibration
     count = float(counts.sum())
     if not count:
@@ -222,12 +201,6 @@ def calibration_text(calibration: Tensor, temperature: float = 1.0) -> str:
     if abs(said - right) > max(noise, 0.005):
         kind = "overconfident" if said > right else "underconfident"
         verdict = f"{kind} by {100 * abs(said - right):.1f} points"
-    elif abs(log(temperature)) > log(CALIBRATED):
-        kind = "over" if temperature > 1 else "under"
-        verdict = (
-            f"no further apart than by chance, yet {kind}confident where it counts for the log "
-            f"loss, which is lowest at a temperature of {temperature:.2f}"
-        )
     return (
         f"Mean confidence {said:.1%}, accuracy {right:.1%}: {verdict}. Expected calibration error "
         f"(ECE): {calibration_error(calibration):.1%}."

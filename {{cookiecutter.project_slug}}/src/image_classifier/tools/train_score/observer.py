@@ -67,11 +67,7 @@ def hardest(scores: Scores, report: ModuleType) -> str:
     predictions = scores.predictions
     places = predictions.is_counted.nonzero()  # (count, 1 or 2): images, and labels
     order = predictions.target_probability[*places.T].argsort(stable=True)
-    shown = places[order][:PICTURES]
-    answers = shown[:, -1]
-    if not predictions.source.is_multi_label:
-        answers = predictions.predicted[answers]
-    pairs = zip(shown[:, 0].tolist(), answers.tolist(), strict=True)
-    tiles = [report.galleries.picture(predictions, *pair) for pair in pairs]
+    shown = places[order][:PICTURES].tolist()
+    tiles = [report.galleries.picture(predictions, place[0], place[-1]) for place in shown]
     note = f"Of {len(predictions.source):,} training images, by the weights of the last evaluation."
     return f"<h2>Hardest training images</h2><p>{note}</p>{report.images.gallery(tiles)}"
