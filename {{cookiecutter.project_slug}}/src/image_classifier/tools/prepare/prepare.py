@@ -23,12 +23,12 @@ from torch import Tensor
 from ...config import DataConfig
 from ...data import BadImageError, PathList, cache_folder, open_files, resize
 from ...errors import UserError
+from ...extensions import need_tool
 from ...runtime.console import Progress, clock, say
 from ...runtime.files import lock_file, remove_leftovers, write_whole
 from ...runtime.machine import num_cores, one_thread
 from . import source as prepared
 from .recipe import Recipe
-from .shards import write_shards
 
 SHARD_BYTES = 2**26  # of a file of images, about; each thread holds one in memory, several times
 MIN_SHARDS = 64  # of a small dataset, so that many cores share in it
@@ -47,6 +47,7 @@ def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> N
             "--format raw has any"
         )
     is_tar = recipe.format == "tar"
+    tar = need_tool("shards", "tar", "--format tar") if is_tar else None
     for split in splits:
         folder = cache_folder(data) / ("tar" if is_tar else split)
         source = open_files(data, split)
@@ -54,8 +55,8 @@ def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> N
             raise UserError(f"{data.name} needs no `prepare`: its images are in memory")
         try:
             with alone_in(folder):
-                if is_tar:
-                    write_shards(source, split, folder)
+                if tar:
+                    tar.write_shards(source, split, folder)
                 else:
                     prepare_split(source.paths, folder, recipe)
         except OSError as error:

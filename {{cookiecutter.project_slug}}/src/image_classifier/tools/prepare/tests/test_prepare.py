@@ -1,21 +1,16 @@
 """Prepared images: those of the files, written once, whole, and used as long as they are true."""
 
-import io
-import json
 import os
 import pickle
 import re
 import shutil
-import tarfile
 from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from conftest import DAMAGED, changed, read_image, write_photo
-from PIL import Image
 from safetensors.torch import save_file
 
 from image_classifier.cli import main
@@ -36,7 +31,6 @@ from image_classifier.presets import PRESETS
 from image_classifier.runtime import platform
 from image_classifier.runtime.config_dict import words_of
 from image_classifier.tools.prepare import prepare as writing
-from image_classifier.tools.prepare import shards
 from image_classifier.tools.prepare import source as prepared
 from image_classifier.train import train
 
@@ -265,63 +259,3 @@ def test_images_of_any_channels_and_16_bits_are_prepared_as_they_are(satellite, 
         expected = resize(expected, *(round(scale * side) for side in expected.shape[:2]))
         assert torch.equal(source.read(index), expected)
     assert "its images have 5 channels of 16 bits" in opened(root, channels=5).notes[-1]
-
-
-def members(path):
-    """What a tar file holds, by name."""
-    with tarfile.open(path) as shard:
-        return {entry.name: shard.extractfile(entry).read() for entry in shard}
-
-
-def test_tar_shards_hold_the_bytes_of_the_files_and_their_labels(root, monkeypatch, capsys):
-    monkeypatch.setattr(shards, "SHARD_BYTES", 2**14)  # of 2 kB each
-    folder, files = root.parent / "photos.cache/tar", opened(root)
-    assert prepare(root, "--format", "tar") == 0
-    names = [f"train-{number:06}.tar" for number in range(3)]
-    assert sorted(os.listdir(folder)) == [".lock", "classes.txt", *names, "val-000000.tar"]
-    assert (folder / "classes.txt").read_text() == "ant\nbee\n"
-    found = [pair for name in names for pair in members(folder / name).items()]
-    for number in range(12):
-        (image, content), (label, text) = found[2 * number : 2 * number + 2]
-        assert image == f"{number:08}-{files.paths[number].stem}.jpg"
-        assert label == image.replace("jpg", "cls")
-        assert content == files.paths[number].read_bytes()
-        assert int(text) == files.labels[number]
-    before = {path: path.read_bytes() for path in folder.glob("*.tar")}
-    (folder / names[1]).write_bytes(before[folder / names[1]][:-100] + b"?" * 100)
-    (folder / names[2]).unlink()
-    (folder / "train-000099.tar").touch()
-    capsys.readouterr()
-    assert prepare(root, "--format", "tar") == 0
-    assert "12 images for train: 2 of 3 shards written" in capsys.readouterr().out
-    assert {path: path.read_bytes() for path in folder.glob("*.tar")} == before
-
-
-def test_images_in_memory_become_png_and_several_labels_json(tmp_path, monkeypatch, refusal):
-    pixels = torch.randint(256, (3, 9, 8, 3), dtype=torch.uint8)
-    labels = torch.tensor([[1, 0], [1, 1], [0, 0]], dtype=torch.int8)
-    monkeypatch.setitem(DATASETS, "mine", lambda *_: Source(labels, ("ant", "bee"), pixels))
-    words = [
-        "prepare",
-        "--data.name",
-        "mine",
-        "--format",
-        "tar",
-        "--splits",
-        "train",
-        "--data.cache",
-    ]
-    assert main([*words, str(tmp_path)]) == 0
-    found = members(tmp_path / "tar/train-000000.tar")
-    assert json.loads(found["00000001.json"]) == {"labels": [0, 1]}
-    image = Image.open(io.BytesIO(found["00000002.png"]))
-    assert np.array_equal(np.asarray(image), pixels[2].numpy())
-    labels[0, 0] = -1
-    assert "weights or unknown labels cannot be kept" in refusal(*words, tmp_path)
-
-
-def test_a_file_that_is_no_image_gets_into_no_shard(root, refusal):
-    (root / "train/bee/5.jpg").write_bytes(b"<html>")
-    said = refusal("prepare", "--data.root", root, "--format", "tar")
-    assert re.search(r"cannot read image '.*bee/5.jpg': .*`check --quarantine`", said)
-    assert not list((root.parent / "photos.cache/tar").glob("*.tar"))

@@ -1,4 +1,4 @@
-"""Images as they are in tar shards, in the layout of WebDataset; `--data.name tar` reads them.
+"""`prepare --format tar`: images as they are in tar shards, which `--data.name tar` reads.
 
     photos.cache/tar/train-000000.tar    00000000-1.jpg, 00000000-1.cls, ...
     photos.cache/tar/classes.txt         the names of the classes, whose numbers are in `.cls`
@@ -26,7 +26,6 @@ from ...errors import UserError
 from ...runtime.console import Progress, clock, say
 from ...runtime.files import write_text, write_whole
 from ...runtime.machine import num_cores
-from . import source as prepared
 
 SHARD_BYTES = 2**27  # about; each thread holds one in memory
 SUFFIXES = {"JPEG": "jpg", "TIFF": "tif"}  # by format, where they are not the same
@@ -57,8 +56,8 @@ def write_shards(source: Source, split: str, folder: Path) -> None:
         key = ""
         if stats is not None:
             files = source.paths.picked(part)
-            state = {"names": files.bytes, "ends": files.ends, "labels": source.labels[part]}
-            key = prepared.digest_of("tar 1", state | {"stats": stats[part]})
+            state = files.bytes, files.ends, source.labels[part], stats[part]
+            key = digest_of(b"".join(numbers.numpy().tobytes() for numbers in state))
             if is_whole(folder / name, key):
                 return False
         body = tar_of(source, part)

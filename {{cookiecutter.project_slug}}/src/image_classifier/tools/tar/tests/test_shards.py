@@ -1,0 +1,95 @@
+"""`prepare --format tar`: shards with the bytes of the files, which `--data.name tar` reads."""
+
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from image_classifier.cli import main
+from image_classifier.config import DataConfig
+from image_classifier.data import (
+    DATASETS,
+    Source,
+    open_dataset,
+)
+from image_classifier.tools.tar import shards
+
+pytest.importorskip("image_classifier.tools.prepare")
+
+
+@pytest.fixture
+def root(photos, tmp_path):
+    return Path(shutil.copytree(photos, tmp_path / "photos"))
+
+
+def prepare(root):
+    return main(["prepare", "--data.root", str(root), "--format", "tar"])
+
+
+def members(path):
+    """What a tar file holds, by name."""
+    with tarfile.open(path) as shard:
+        return {entry.name: shard.extractfile(entry).read() for entry in shard}
+
+
+def test_tar_shards_hold_the_bytes_of_the_files_and_their_labels(root, monkeypatch, capsys):
+    monkeypatch.setattr(shards, "SHARD_BYTES", 2**14)  # of 2 kB each
+    files = open_dataset(DataConfig("folder", str(root)), "train")
+    folder = root.parent / "photos.cache/tar"
+    assert prepare(root) == 0
+    names = [f"train-{number:06}.tar" for number in range(3)]
+    assert sorted(os.listdir(folder)) == [".lock", "classes.txt", *names, "val-000000.tar"]
+    assert (folder / "classes.txt").read_text() == "ant\nbee\n"
+    found = [pair for name in names for pair in members(folder / name).items()]
+    for number in range(12):
+        (image, content), (label, text) = found[2 * number : 2 * number + 2]
+        assert image == f"{number:08}-{files.paths[number].stem}.jpg"
+        assert label == image.replace("jpg", "cls")
+        assert content == files.paths[number].read_bytes()
+        assert int(text) == files.labels[number]
+    before = {path: path.read_bytes() for path in folder.glob("*.tar")}
+    (folder / names[1]).write_bytes(before[folder / names[1]][:-100] + b"?" * 100)
+    (folder / names[2]).unlink()
+    (folder / "train-000099.tar").touch()
+    capsys.readouterr()
+    assert prepare(root) == 0
+    assert "12 images for train: 2 of 3 shards written" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in folder.glob("*.tar")} == before
+
+
+def test_images_in_memory_become_png_and_several_labels_json(tmp_path, monkeypatch, refusal):
+    pixels = torch.randint(256, (3, 9, 8, 3), dtype=torch.uint8)
+    labels = torch.tensor([[1, 0], [1, 1], [0, 0]], dtype=torch.int8)
+    monkeypatch.setitem(DATASETS, "mine", lambda *_: Source(labels, ("ant", "bee"), pixels))
+    words = [
+        "prepare",
+        "--data.name",
+        "mine",
+        "--format",
+        "tar",
+        "--splits",
+        "train",
+        "--data.cache",
+    ]
+    assert main([*words, str(tmp_path)]) == 0
+    found = members(tmp_path / "tar/train-000000.tar")
+    assert json.loads(found["00000001.json"]) == {"labels": [0, 1]}
+    image = Image.open(io.BytesIO(found["00000002.png"]))
+    assert np.array_equal(np.asarray(image), pixels[2].numpy())
+    labels[0, 0] = -1
+    assert "weights or unknown labels cannot be kept" in refusal(*words, tmp_path)
+
+
+def test_a_file_that_is_no_image_gets_into_no_shard(root, refusal):
+    (root / "train/bee/5.jpg").write_bytes(b"<html>")
+    said = refusal("prepare", "--data.root", root, "--format", "tar")
+    assert re.search(r"cannot read image '.*bee/5.jpg': .*`check --quarantine`", said)
+    assert not list((root.parent / "photos.cache/tar").glob("*.tar"))
