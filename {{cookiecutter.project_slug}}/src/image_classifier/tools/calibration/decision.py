@@ -79,11 +79,8 @@ def tell_decision(predictions: Predictions, decision: Decision) -> str:
         right = int((chosen & own).sum())
         precision = right / max(1, int(chosen.sum()))
         recall = right / max(1, int(own.sum()))
-        used = [threshold for threshold in decision.thresholds if threshold < NEVER]
-        if num_never := len(decision.thresholds) - len(used):
-            text += f"; {num_never} labels never count, as none is right"
-        low = f"{min(used, default=1):.1%}"
-        high = f"{max(used, default=1):.1%}"
+        low = f"{min(decision.thresholds):.1%}"
+        high = f"{min(max(decision.thresholds), 1):.1%}"
         text += f"; labels count from {low} .. {high} on: precision {precision:.2%}"
         return f"{text}, recall {recall:.2%}"
     chosen = known & decision.is_sure(shares)

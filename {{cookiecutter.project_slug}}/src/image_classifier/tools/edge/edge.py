@@ -11,7 +11,6 @@ import torch
 
 from ...checkpoints import LoadedModel
 from ...errors import FaultError
-from ...metrics import counted_and_correct
 from ...runtime.files import write_whole
 from ..export.export import Reference, verify
 from ..export.export_graph import ExportModule
@@ -117,12 +116,11 @@ def compare(predict: Predict, reference: Reference) -> Comparison:
     """Compare the answers of a file with those of the model, and with the labels."""
     found = torch.cat([reference.to_probabilities(predict(one)) for one in reference.inputs])
     count = len(found)
-    answers = reference.to_answers(found)
     wanted = reference.to_answers(reference.probabilities)
-    is_same = (answers == wanted).flatten(1).all(1)
+    is_same = (reference.to_answers(found) == wanted).flatten(1).all(1)
     is_same &= found.isfinite().all(1)  # what is not a number is no answer
-    counted, right = is_right(answers, reference)
-    _, was_right = is_right(wanted, reference)
+    counted, right = reference.counted_and_correct(found)
+    _, was_right = reference.counted_and_correct(reference.probabilities)
     change, margin = paired_change(
         int((right & ~was_right).sum()), int((was_right & ~right).sum()), int(counted.sum())
     )
@@ -136,12 +134,6 @@ def compare(predict: Predict, reference: Reference) -> Comparison:
         margin,
         float((in_batch - alone).abs().max()),
     )
-
-
-def is_right(answers: torch.Tensor, reference: Reference) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which images count, and which answers are right: (count,) bool."""
-    labels = reference.labels
-    return counted_and_correct(answers if labels.ndim > 1 else answers[:, 0], labels)
 
 
 def paired_change(gained: int, lost: int, count: int) -> tuple[float, float]:

@@ -53,9 +53,12 @@ def export(options: ExportOptions) -> None:
         raise UserError(f"cannot write to {str(folder)!a}: {error.strerror}") from error
     source = source.thinned(min(options.images, len(source)))
     reference = predict_with_model(trained, source, options.raw)
+    counted, right = reference.counted_and_correct(reference.probabilities)
+    metric = "exact" if source.is_multi_label else "top1"
+    score = metric_text(metric, float(right.sum() / counted.sum()))
     print(
         f"weights {trained.origin} from {str(trained.path)!a}, in float32: "
-        f"{reference.score} of {len(reference.inputs):,} {options.split} images"
+        f"{score} of {len(reference.inputs):,} {options.split} images"
     )
     module = ExportModule(trained, options.raw).eval().requires_grad_(False)
     files = {}
@@ -77,13 +80,21 @@ class Reference(NamedTuple):
 
     inputs: list[Tensor]  # of one image each: (1, ...)
     squares: list[Tensor]  # the same as evaluation resizes them: (1, side, side, channels)
-    batch: Tensor  # (BATCH, ...): the first images as squares; repeated if there are fewer
     probabilities: Tensor  # (count, classes) float32
-    score: str  # the fraction of the images that are right, in words
     names: list[str]  # of the images
+    labels: Tensor  # of the images, as those of a source
     to_probabilities: Callable[[Tensor], Tensor]  # of what a file gives: logits if it is raw
     to_answers: Callable[[Tensor], Tensor]  # of probabilities: (count, ...), what a user acts on
-    labels: Tensor  # of the images, as those of a source
+
+    @property
+    def batch(self) -> Tensor:
+        """The first images as squares, repeated if there are fewer: (BATCH, ...)."""
+        return torch.cat([self.squares[n % len(self.squares)] for n in range(BATCH)])
+
+    def counted_and_correct(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        """Which images count, and which answers are right: (count,) bool."""
+        answers = self.to_answers(probabilities)
+        return counted_and_correct(answers if self.labels.ndim > 1 else answers[:, 0], self.labels)
 
 
 @torch.inference_mode()
@@ -119,9 +130,6 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
         kept.append(index)
     if not inputs:
         raise UserError("there are no images that can be read, to verify the files with")
-    batch = torch.cat([squares[n % len(squares)] for n in range(BATCH)])
-    shares = torch.cat(probabilities)
-    labels = source.labels[kept]
     decision = trained.decision
 
     def to_answers(shares: Tensor) -> Tensor:
@@ -129,15 +137,10 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
             return decision.has_label(shares).to(torch.int8)
         return torch.stack((shares.argmax(1), decision.is_sure(shares)), dim=1)
 
-    answers = to_answers(shares)
-    counted, right = counted_and_correct(
-        answers if source.is_multi_label else answers[:, 0], labels
-    )
-    share = float(right.sum() / counted.sum())
-    score = metric_text("exact" if source.is_multi_label else "top1", share)
+    shares = torch.cat(probabilities)
     names = [source.name(index) for index in kept]
     given_to = task.probabilities if is_raw else torch.Tensor.float
-    return Reference(inputs, squares, batch, shares, score, names, given_to, to_answers, labels)
+    return Reference(inputs, squares, shares, names, source.labels[kept], given_to, to_answers)
 
 
 @torch.inference_mode()
@@ -168,9 +171,10 @@ def verify(predict: Predict, module: ExportModule, reference: Reference, toleran
         f"probabilities within {largest.item():.1e} of the model's, the same {what} for "
         f"{int(is_same.sum()):,} of {len(expected):,} images"
     )
-    outside = (~(difference <= tolerance)).nonzero()[:, 0].tolist()  # nan, too
+    worst = difference.nan_to_num(torch.inf).argsort(descending=True).tolist()
+    outside = [index for index in worst if not difference[index] <= tolerance]  # nan, too
     reasons = {}
-    for index in sorted(outside, key=lambda n: -difference[n].nan_to_num(torch.inf).item()):
+    for index in outside:
         if fault := blame(index, shares, module, reference, tolerance):
             reasons[reference.names[index]] = fault
         elif not is_same[index] and difference[index] > TIE:
@@ -185,10 +189,9 @@ def verify(predict: Predict, module: ExportModule, reference: Reference, toleran
         )
     if not outside:
         return result
-    worst = max(outside, key=lambda n: difference[n].item())
     return (
         f"{result}\nwarning: of {len(outside):,} images a probability differs by more than "
-        f"{tolerance:g}, most for {reference.names[worst]!a}: the graph rounds resized pixels "
+        f"{tolerance:g}, most for {reference.names[outside[0]]!a}: the graph rounds resized pixels "
         f"otherwise, by up to {ROUNDED} of {2**module.data.bits - 1:,}; on the same pixels the "
         "network agrees"
     )

@@ -46,12 +46,11 @@ def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> N
             f"--format jpeg has 3 channels of 8 bits, not {recipe.channels} of {recipe.bits}: "
             "--format raw has any"
         )
-    is_tar = recipe.format == "tar"
-    tar = need_tool("shards", "tar", "--format tar") if is_tar else None
+    tar = need_tool("shards", "tar", "--format tar") if recipe.format == "tar" else None
     for split in splits:
-        folder = cache_folder(data) / ("tar" if is_tar else split)
+        folder = cache_folder(data) / ("tar" if tar else split)
         source = open_files(data, split)
-        if source.paths is None and not is_tar:
+        if source.paths is None and not tar:
             raise UserError(f"{data.name} needs no `prepare`: its images are in memory")
         try:
             with alone_in(folder):

@@ -129,9 +129,7 @@ def test_rounded_pixels_are_no_fault_and_a_fault_is_ascribed_to_its_half(
     reference = exporting.Reference(
         inputs=[pixels],
         squares=[square],
-        batch=square.expand(exporting.BATCH, 8, 8, 1),
         probabilities=expected,
-        score="",
         names=["photos/ant/7.jpg"],
         to_probabilities=lambda logits: logits,
         to_answers=lambda shares: shares.argmax(1)[:, None],
