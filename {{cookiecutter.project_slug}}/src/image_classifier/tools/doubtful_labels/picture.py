@@ -7,6 +7,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
+from ...data import fitted
+
 SIDE, GAP, LINE = 160, 8, 14  # pixels of an image's longer side, around it, and of a line of text
 COLUMNS = 6
 LETTERS = 26  # of a line, as many as fit
@@ -43,7 +45,5 @@ def small_image(pixels: Tensor | None) -> Image.Image:
     """An image, no side of which is longer than SIDE; of 16 bits the upper 8, of colors three."""
     if pixels is None:
         return Image.new("RGB", (SIDE, SIDE), "lightgray")
-    shown = pixels.numpy()[:, :, : 3 if pixels.shape[2] >= 3 else 1]
-    shown = shown if shown.dtype == np.uint8 else (shown >> 8).astype(np.uint8)
-    image = Image.fromarray(np.broadcast_to(shown, (*shown.shape[:2], 3)).copy())
-    return ImageOps.contain(image, (SIDE, SIDE))
+    shown = fitted(pixels.numpy()[:, :, : 3 if pixels.shape[2] >= 3 else 1], channels=3, bits=8)
+    return ImageOps.contain(Image.fromarray(np.ascontiguousarray(shown)), (SIDE, SIDE))

@@ -15,9 +15,8 @@ CLASSES = 8  # of which examples are shown
 EXAMPLES = 4  # right ones of a class, and as many that are missed
 HEAT = (
     "The gray image is what the model saw; in color, the places that raise the score of the "
-    "predicted class. They say where, roughly, but not what was recognized there, nor whether it "
-    "is why the answer is wrong. The colors of each image reach from its weakest to its strongest "
-    "place, however little these differ."
+    "predicted class, from the weakest to the strongest of the image, however little they differ. "
+    "They say where, roughly, but not what was recognized there, nor whether it is why."
 )
 
 Explain = Callable[[list[int], list[int]], Tensor]  # numbers of images, and of classes, to images

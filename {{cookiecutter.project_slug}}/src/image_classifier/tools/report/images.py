@@ -10,6 +10,8 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from ...data import fitted
+
 SIDE = 160  # pixels of the longer side, at most
 TINY = 64  # up to here every pixel is kept, in PNG
 QUALITY = 80  # of JPEG, beyond that
@@ -43,11 +45,8 @@ def data_uri(pixels: Tensor) -> str:
 
     Of 16 bits the upper 8 are shown; of 3 or more channels the first three, else the first.
     """
-    shown = pixels.numpy()[:, :, : 3 if pixels.shape[2] >= 3 else 1]
-    shown = shown if shown.dtype == np.uint8 else (shown >> 8).astype(np.uint8)
-    image = Image.fromarray(
-        np.ascontiguousarray(shown.squeeze(2) if shown.shape[2] == 1 else shown)
-    )
+    shown = fitted(pixels.numpy()[:, :, : 3 if pixels.shape[2] >= 3 else 1], channels=3, bits=8)
+    image = Image.fromarray(np.ascontiguousarray(shown))
     image.thumbnail((SIDE, SIDE))  # never larger than it was
     kind = "png" if max(image.size) <= TINY else "jpeg"
     content = io.BytesIO()
