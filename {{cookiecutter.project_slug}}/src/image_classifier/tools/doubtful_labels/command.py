@@ -28,6 +28,7 @@ def main(words: list[str]) -> int:
 
     def work() -> None:
         need_tool("saved_runs", "runs", "doubtful-labels")
+        need_tool("cross_validate", "cross-validate", "doubtful-labels")
         from .doubtful_labels import find_doubtful_labels
 
         find_doubtful_labels(options.runs, options.share, options.quarantine, verb)

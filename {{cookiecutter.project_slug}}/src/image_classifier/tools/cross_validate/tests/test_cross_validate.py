@@ -9,6 +9,8 @@ import torch
 from conftest import SMOKE, Forked
 from safetensors import safe_open
 
+pytest.importorskip("image_classifier.tools.runs")
+
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS, open_dataset

@@ -12,6 +12,7 @@ from conftest import changed
 from PIL import Image
 from safetensors.torch import safe_open, save_file
 
+pytest.importorskip("image_classifier.tools.runs")
 pytest.importorskip("image_classifier.tools.cross_validate")
 
 from image_classifier import evaluate
