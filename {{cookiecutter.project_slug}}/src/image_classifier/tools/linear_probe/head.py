@@ -142,10 +142,7 @@ def fit_classes(
         seed: of the folds.
         weights: (count,) float32, how much each image counts; None: all alike.
     """
-    most_folds = int(labels.bincount().max())
-    weight, bias, strength, score = fit_logistic(
-        features, labels, weights, most_folds, has_bias, seed
-    )
+    weight, bias, strength, score = fit_logistic(features, labels, weights, has_bias, seed)
     if len(weight) == 1:  # of two classes: one sigmoid
         weight = torch.cat((-weight, weight)) / 2
         bias = torch.cat((-bias, bias)) / 2
@@ -168,14 +165,12 @@ def fit_labels(
         known = column != LEFT_OUT
         targets = column[known]
         positives = int(targets.sum())
-        negatives = len(targets) - positives
-        if not positives or not negatives:
-            bias[number] = math.log((positives + 0.5) / (negatives + 0.5))
+        if positives in (0, len(targets)):
+            bias[number] = math.log((positives + 0.5) / (len(targets) - positives + 0.5))
             continue
         own = None if weights is None else weights[known]
-        smaller = min(positives, negatives)
         (weight[number],), (bias[number],), _, score = fit_logistic(
-            features[known], targets, own, smaller, has_bias, seed, by_loss=True
+            features[known], targets, own, has_bias, seed, by_loss=True
         )
         if score:
             num_right += score[0] * len(targets)
@@ -185,20 +180,21 @@ def fit_labels(
     return Fit(weight, bias, f"{num_right / num_known:.2%} of the labels right in cross-validation")
 
 
-def fit_logistic(  # noqa: PLR0917 - what the fits of classes and of a label share
+def fit_logistic(
     features: Tensor,
     labels: Tensor,
     weights: Tensor | None,
-    most_folds: int,
     has_bias: bool,
     seed: int,
+    *,
     by_loss: bool = False,
 ) -> tuple[Tensor, Tensor, float, Score | None]:
     """Logistic regression on standardized features, with the best of `STRENGTHS`.
 
     That is the one of the best top-1 in cross-validation, and of equal ones of the lowest loss; or
-    `by_loss` alone. Returns weight (classes, width) and bias (classes,) float64 for features as
-    they are, of two classes one row; the strength; and its score, if there are two folds or more.
+    `by_loss` alone, with both labels in each fold. Returns weight (classes, width) and bias
+    (classes,) float64 for features as they are, of two classes one row; the strength; and its
+    score, if there are two folds or more.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import log_loss
@@ -213,7 +209,8 @@ def fit_logistic(  # noqa: PLR0917 - what the fits of classes and of a label sha
     regression = LogisticRegression(fit_intercept=has_bias, max_iter=1000)
     model = make_pipeline(scaler, regression)
     scores: dict[float, Score] = {}
-    if (count := min(FOLDS, most_folds)) > 1:
+    sizes = labels.bincount()
+    if (count := min(FOLDS, int(sizes.min() if by_loss else sizes.max()))) > 1:
         folds = StratifiedKFold(count, shuffle=True, random_state=seed % 2**32)
         for strength in STRENGTHS:
             regression.C = strength
