@@ -275,7 +275,7 @@ def test_no_cell_of_the_table_is_a_formula(cell, written):
 @pytest.fixture
 def trained(on_photos, root, tmp_path):
     """The folder of a real cross-validation with two folds."""
-    from image_classifier.tools.cross_validate.cross_validate import (
+    from image_classifier.tools.cross_validate import (
         cross_validate,
     )
     from image_classifier.tools.runs.recipe import Recipe
@@ -284,7 +284,8 @@ def trained(on_photos, root, tmp_path):
     for fold in range(2):
         own = changed(config, data__val_fraction=0.5, data__fold=fold)
         train(changed(own, run__dir=f"{config.run.dir}/fold-{fold}"))
-    cross_validate(Recipe("smoke", config, {}, at_once=1), 2)  # which are done before
+    recipe = Recipe("smoke", config, {}, at_once=1)
+    cross_validate.cross_validate(recipe, 2)  # the runs are done before
     return Path(config.run.dir)
 
 
