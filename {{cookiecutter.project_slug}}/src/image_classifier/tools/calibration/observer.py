@@ -23,10 +23,9 @@ def build_section(result: Result, report: ModuleType) -> str:
         return ""
     known = predictions.is_counted
     shares = calibrated(found[known], decision.temperature, has_several=False)
-    points = risk_by_coverage(shares.amax(1), predictions.is_correct[known])
     chart = report.charts.line_chart(
         "Errors by the share of images predicted",
-        {"errors": [(100 * coverage, 100 * error) for coverage, error in points]},
+        {"errors": risk_by_coverage(shares.amax(1), predictions.is_correct[known])},
         unit="%",
         low=0,
         x_label="% of the images",
@@ -40,12 +39,13 @@ def build_section(result: Result, report: ModuleType) -> str:
 
 
 def risk_by_coverage(scores: Tensor, is_right: Tensor) -> list[tuple[float, float]]:
-    """Shares of the images that are predicted, and of errors among them, at each threshold.
+    """Percent of the images that are predicted, and of errors among them, at each threshold.
 
     https://arxiv.org/abs/1705.08500
     """
     order = scores.argsort(descending=True)
     num_wrong = (~is_right[order]).double().cumsum(0)
     num_above = torch.arange(1, len(scores) + 1, dtype=torch.float64)
-    shares = zip(num_above / len(scores), num_wrong / num_above, strict=True)
-    return [(float(coverage), float(error)) for coverage, error in shares]
+    coverage = 100 * num_above / len(scores)
+    error = 100 * num_wrong / num_above
+    return [*zip(coverage.tolist(), error.tolist(), strict=True)]

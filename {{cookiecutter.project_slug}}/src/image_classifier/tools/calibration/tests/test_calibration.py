@@ -234,5 +234,5 @@ def test_two_wishes_at_once_and_errors_that_cost_less_than_abstentions_are_refus
 def test_errors_among_the_predicted_by_their_share():
     scores, is_right = torch.tensor([0.9, 0.5, 0.7, 0.6]), torch.tensor([True, False, True, False])
     coverage, error = zip(*risk_by_coverage(scores, is_right), strict=True)
-    assert coverage == (0.25, 0.5, 0.75, 1)
-    assert error == pytest.approx((0, 0, 1 / 3, 1 / 2))
+    assert coverage == (25, 50, 75, 100)
+    assert error == pytest.approx((0, 0, 100 / 3, 50))
