@@ -19,8 +19,10 @@ from image_classifier.extensions import find_tool
 from image_classifier.tools.cross_validate import (
     cross_validate,
 )
-from image_classifier.tools.runs import many_runs, statistics
 
+TOOLS = "image_classifier.tools"
+many_runs = pytest.importorskip(f"{TOOLS}.runs.many_runs")
+statistics = pytest.importorskip(f"{TOOLS}.runs.statistics")
 TINY = f"{SMOKE} --data.name folder --data.batch-size 4 --data.limit 0".split()
 
 

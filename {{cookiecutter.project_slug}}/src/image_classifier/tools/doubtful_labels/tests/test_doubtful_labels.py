@@ -36,6 +36,9 @@ from image_classifier.tools.doubtful_labels.ranking import (
 )
 from image_classifier.train import train
 
+TOOLS = "image_classifier.tools"
+recipes = pytest.importorskip(f"{TOOLS}.runs.recipe")
+crossing = pytest.importorskip(f"{TOOLS}.cross_validate.cross_validate")
 HAS_CHECK = "check" in finding.find_tools("source")
 with_check = pytest.mark.skipif(not HAS_CHECK, reason="the tool check is not here")
 
@@ -275,17 +278,12 @@ def test_no_cell_of_the_table_is_a_formula(cell, written):
 @pytest.fixture
 def trained(on_photos, root, tmp_path):
     """The folder of a real cross-validation with two folds."""
-    from image_classifier.tools.cross_validate import (
-        cross_validate,
-    )
-    from image_classifier.tools.runs.recipe import Recipe
-
     config = changed(on_photos, data__root=str(root), run__dir=str(tmp_path / "cross"))
     for fold in range(2):
         own = changed(config, data__val_fraction=0.5, data__fold=fold)
         train(changed(own, run__dir=f"{config.run.dir}/fold-{fold}"))
-    recipe = Recipe("smoke", config, {}, at_once=1)
-    cross_validate.cross_validate(recipe, 2)  # the runs are done before
+    recipe = recipes.Recipe("smoke", config, {}, at_once=1)
+    crossing.cross_validate(recipe, 2)  # the runs are done before
     return Path(config.run.dir)
 
 
