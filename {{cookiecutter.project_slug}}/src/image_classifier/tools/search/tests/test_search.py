@@ -23,9 +23,6 @@ from image_classifier.errors import EXIT_RESTART, UserError
 from image_classifier.extensions import finding
 from image_classifier.runtime.platform import install_command
 from image_classifier.runtime.signals import StoppedError
-from image_classifier.tools.runs.child_runs import (
-    wait_until_free,
-)
 from image_classifier.tools.search import (
     command,
     engines,
@@ -36,6 +33,7 @@ from image_classifier.tools.search import (
     trial,
 )
 
+child_runs = pytest.importorskip("image_classifier.tools.runs.child_runs")
 PACKAGE = engines.__name__.partition(".")[0]
 
 SPACE = {
@@ -348,7 +346,7 @@ def test_a_killed_search_goes_on_trains_nothing_twice_and_outlives_failed_trials
     killed.kill()
     killed.communicate()
     for path in folder.glob("0*"):
-        wait_until_free(path, 200)
+        child_runs.wait_until_free(path, 200)
     begun = results.recorded_knobs(folder)
     said, _ = start_search(folder).communicate(timeout=300)
     found = json.loads((folder / "results.json").read_text())
