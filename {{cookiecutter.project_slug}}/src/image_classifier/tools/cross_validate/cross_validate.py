@@ -33,8 +33,8 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     folds = open_folds(recipe.config.data, count, recipe.config.model.task)
     runs = train_all(recipe, each)
     for run, fold in zip(runs, folds, strict=True):
-        found = run.predictions
-        if found is None or not found.are_of(fold.fingerprint(), fold.file_digests()):
+        saved = run.predictions
+        if saved is None or not saved.are_of(fold.fingerprint(), fold.file_digests()):
             raise UserError(
                 f"the images have changed since {str(run.folder)!a} was trained: start over with "
                 "--run.fresh, or take another --run.dir"
