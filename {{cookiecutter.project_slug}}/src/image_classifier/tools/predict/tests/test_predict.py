@@ -85,9 +85,10 @@ def test_it_abstains_below_the_threshold_that_validation_chose(config, photos, t
         row["label"] if known else "abstain" for row, known in zip(rows, is_sure, strict=True)
     ]
     capsys.readouterr()
-    assert predict(run, photos / "val") == 0
-    said = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert said == [row["decision"] for row in rows]
+    for top_k in (1, 2):
+        assert predict(run, photos / "val", "--top-k", top_k) == 0
+        said = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+        assert said == [row["decision"] for row in rows]
 
 
 def test_predictions_are_those_of_an_evaluation(run, photos, tmp_path):
