@@ -33,8 +33,8 @@ from image_classifier.tools.search import (
     trial,
 )
 
-child_runs = pytest.importorskip("image_classifier.tools.runs.child_runs")
 PACKAGE = engines.__name__.partition(".")[0]
+child_runs = pytest.importorskip(f"{PACKAGE}.tools.runs.child_runs")
 
 SPACE = {
     "optim.lr": tune.loguniform(0.01, 1.0),
