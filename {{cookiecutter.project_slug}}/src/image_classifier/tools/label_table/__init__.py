@@ -1,1 +1,1 @@
-"""Labels from a table, CSV, JSON lines or Parquet: `--data.labels`."""
+"""Labels from a table, CSV or JSON lines: `--data.labels`."""

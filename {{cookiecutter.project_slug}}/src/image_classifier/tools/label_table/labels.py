@@ -1,19 +1,19 @@
-"""Your own images by a table of their labels: CSV, JSON lines or Parquet.
+"""Your own images by a table of their labels.
 
     path,label,split          columns in any order; all but path and label may be left out
     a/1.jpg,rose,train        a path is absolute, or relative to `data.root`
     a/2.jpg,rose|thorn,val    several labels; or, in place of `label`, a column of 0 and 1 per class
 
-`columns.py` finds the columns, also by other names. A row that is wrong is named by its number.
+A row that is wrong is named by its number. The tool foreign-tables finds columns by other names.
 """
 
+import math
 import os
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +22,13 @@ from torch import Tensor
 from ...config import DataConfig
 from ...data import PathList, Source, check_fold, divide
 from ...errors import UserError
+from ...extensions import find_tool
 from ...runtime.console import printable, some
-from .cells import NO_FOLD, SPLITS, TEST, TRAIN, VAL, number_of
+from .cells import NO_FOLD, SPLITS, TEST, TRAIN, VAL, VALUES, Column, path_cells
 from .classes import labels_of_columns, labels_of_texts
-from .columns import columns_of
-from .paths import hint_at, path_of, root_of
-from .rows import Table, open_table, text_of
+from .columns import Roles, flag_of, notes_of, roles_by_name
+from .paths import path_of, root_of
+from .rows import Table, open_table
 
 
 class Rows(NamedTuple):
@@ -66,7 +67,7 @@ def table(data: DataConfig, split: str) -> Source:
     own = torch.from_numpy(is_new & is_own).nonzero()[:, 0]
     if not len(own):
         where = f"{str(found.file)!a} has no images for {split}"
-        if split == "val" and "fold" in rows.columns:
+        if split == "val" and np.any(rows.columns.get("fold", NO_FOLD) != NO_FOLD):
             where += f" in fold {data.fold} of {folds_text(rows)}"
         raise UserError(where)
     weights = rows.columns.get("weight")
@@ -108,21 +109,21 @@ def check_files(source: Source, data: DataConfig) -> None:
         return
     found = find_table(data)
     name = source.paths.relative(missing[0])
-    column = columns_of(found, data).path
-    root = root_of(data)
-    rows = found.rows([column, column])
-    number = next((number for number, cells in rows if path_of(cells[0], root) == name), 0)
+    rows = read_rows(found, data)
+    own = torch.arange(len(rows.paths))
+    number = rows.numbers[[*rows.paths.relatives(own)].index(name)]
+    finder = find_tool("finder", "foreign-tables")
+    hint = finder.hint_at(name, data, found.file) if finder else "paths are from --data.root"
     raise found.wrong(
         number,
-        f"there is no file {str(source.paths[missing[0]])!a}; {hint_at(name, data, found.file)}; "
-        f"{len(missing):,} of {len(source):,} are missing: `check` lists them",
+        f"there is no file {str(source.paths[missing[0]])!a}; {hint}; {len(missing):,} of "
+        f"{len(source):,} are missing: `check` lists them",
     )
 
 
 def has_test_rows(data: DataConfig) -> bool:
     """Whether the table `data.labels` has test images; `UserError` if it can't be read."""
-    splits = read_rows(find_table(data), data).columns.get("split", np.empty(0))
-    return bool((splits == TEST).any())
+    return TEST in read_rows(find_table(data), data).columns.get("split", ())
 
 
 def find_table(data: DataConfig) -> Table:
@@ -148,14 +149,9 @@ def find_table(data: DataConfig) -> Table:
 
 def folds_text(rows: Rows) -> str:
     """Which folds there are, and what to do if they do not begin with 0."""
-    folds = sorted({*rows.columns["fold"].astype(int).tolist()} - {NO_FOLD})
-    first = folds[0]
-    last = folds[-1]
-    whole = len(folds) == last - first + 1
-    text = f"{first} .. {last}" if whole else some(tuple(map(str, folds)), 10)
-    if first:
-        text += f": --data.fold {first}, or number them from 0, as cross-validate does"
-    return text
+    first, *others = sorted({*rows.columns["fold"].astype(int).tolist()} - {NO_FOLD})
+    text = f"{first} .. {max(others, default=first)}"
+    return f"{text}: --data.fold {first}, or number them from 0" if first else text
 
 
 def read_rows(found: Table, data: DataConfig) -> Rows:
@@ -164,68 +160,65 @@ def read_rows(found: Table, data: DataConfig) -> Rows:
     Raises:
         UserError: if a column is missing, or a cell is not what it should be.
     """
-    where = columns_of(found, data)
-    columns = {role: array("d") for role in where.others}
-    wanted = [where.path, *where.labels, *where.others.values()]
-    stop = 1 + len(where.labels)
+    finder = find_tool("finder", "foreign-tables")
+    roles = roles_by_name(found, data)
+    limits = {}
+    if finder:
+        roles = finder.with_path(found, data, roles)
+        limits = finder.limits_of_others(found, roles)
+    limits |= {name: math.inf for role, own in roles.items() if role != "path" for name in own}
     numbers = array("q")
-    hashes = array("q")
-    kinds = array("q")
+    hashes = array("q")  # of 64 bits: those of different paths are different
+    columns = {name: Column(found, name, numbers, most) for name, most in limits.items()}
     root = root_of(data)
-    known: dict[Any, int] = {}  # the different labels
 
     def paths() -> Iterator[bytes]:
-        for number, cells in found.rows(wanted):
-            try:
-                path = path_of(cells[0], root)
-            except ValueError:
-                raise found.wrong(number, f"{cells[0]!a:.80} is no path of an image") from None
-            label = cells[1] if where.has_text else tuple(cells[1:stop])
+        for number, cell in path_cells(found, roles["path"][0], columns):
+            path = path_of(cell, root)
+            if not path:
+                raise found.wrong(number, f"{cell!a:.80} is no path of an image")
+            if finder:
+                path = finder.on_disk(path, root)
             numbers.append(number)
             hashes.append(hash(path))
-            kinds.append(known.setdefault(label, len(known)))
-            for name, cell in zip(columns, cells[stop:], strict=True):
-                try:
-                    columns[name].append(number_of(name, cell))
-                except ValueError as error:
-                    column = found.names[where.others[name]].strip()
-                    what = f"{column} {text_of(cell)!a:.80} should be {error}"
-                    raise found.wrong(number, what) from None
             yield path
+        if not numbers:
+            raise UserError(f"{str(found.file)!a} has no rows")
 
-    found_paths = paths()
-    if (first := next(found_paths, None)) is None:
-        raise UserError(f"{str(found.file)!a} has no rows")
-    path_list = PathList(data.root, chain((first,), found_paths))
-
-    def wrong(kind: int, what: str) -> UserError:
-        return found.wrong(numbers[kinds.index(kind)], what)
-
-    if where.has_text:
-        labels, names, notes = labels_of_texts([*known], wrong)
+    path_list = PathList(data.root, paths())
+    if finder:
+        roles |= finder.roles_by_cells(found, roles, columns)
+    if "label" in roles:
+        column = columns[roles["label"][0]]
+        kinds = np.asarray(column.kinds)
+        labels, spellings = labels_of_texts(column)
     else:
-        own = [found.names[n].strip() for n in where.labels]
-        labels, names, notes = labels_of_columns([*known], own, wrong)
+        kinds = np.arange(len(numbers))
+        labels, spellings = labels_of_columns([columns[name] for name in roles["labels"]])
     return Rows(
         paths=path_list,
         hashes=np.asarray(hashes),
         numbers=np.asarray(numbers),
-        kinds=np.asarray(kinds),
+        kinds=kinds,
         labels=torch.from_numpy(labels),
-        classes=tuple(map(printable, names)),
-        columns=with_split({name: np.asarray(values) for name, values in columns.items()}),
-        column_notes=where.notes,
-        class_notes=notes,
+        classes=tuple(map(printable, spellings)),
+        columns=values_of(roles, columns),
+        column_notes=notes_of(found, roles),
+        class_notes=finder.notes_of_names(spellings) if finder else [],
     )
 
 
-def with_split(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The columns with `split` for those that say whether an image is for validation or a test."""
-    for role, part in (("is_val", VAL), ("is_test", TEST)):
-        if (is_part := columns.pop(role, None)) is not None:
-            was = columns.get("split", np.full(len(is_part), TRAIN))
-            columns["split"] = np.where(is_part == 1, part, was)
-    return columns
+def values_of(roles: Roles, columns: dict[str, Column]) -> dict[str, np.ndarray]:
+    """The values of the columns that are no labels: split, fold, weight, group, if there are."""
+    values = {}
+    for role in filter(VALUES.__contains__, roles):
+        for name in roles[role]:
+            part = flag_of(name) if role == "split" else None
+            own = columns[name].values(*VALUES["flag" if part else role])
+            if part:
+                own = np.where(own == 1, part, values.get(role, TRAIN))
+            values[role] = own
+    return values
 
 
 def find_new(found: Table, rows: Rows) -> np.ndarray:
@@ -234,25 +227,21 @@ def find_new(found: Table, rows: Rows) -> np.ndarray:
     Raises:
         UserError: if a path has several labels, splits or folds.
     """
-    is_new = np.ones(len(rows.numbers), bool)
-    order = np.argsort(rows.hashes, kind="stable")
-    hashes = rows.hashes[order]
-    for place in np.flatnonzero(hashes[1:] == hashes[:-1]):
-        first = order[place]
-        second = order[place + 1]
-        path = rows.paths.relative(first)
-        if path != rows.paths.relative(second):
-            continue
+    _, firsts, places = np.unique(rows.hashes, return_index=True, return_inverse=True)
+    first_of = firsts[places]
+    is_new = first_of == np.arange(len(first_of))
+    for second in np.flatnonzero(~is_new):
+        first = first_of[second]
+        path = os.fsdecode(rows.paths.relative(second))
         one, other = rows.labels[rows.kinds[[first, second]]]
         columns = {name: values for name, values in rows.columns.items() if name != "weight"}
         what = [name for name, values in columns.items() if values[first] != values[second]]
         if what or not torch.equal(one, other):
             raise found.wrong(
                 rows.numbers[second],
-                f"{os.fsdecode(path)!a} has another {(what or ['label'])[0]} than in {found.row} "
+                f"{path!a} has another {(what or ['label'])[0]} than in {found.row} "
                 f"{rows.numbers[first]}",
             )
-        is_new[second] = False
     return is_new
 
 

@@ -9,7 +9,7 @@ from ...errors import UserError
 class LabelTableOptions:
     """The table of labels."""
 
-    labels: str = ""  # table of your own images, .csv, .jsonl or .parquet, in place of folders:
+    labels: str = ""  # table of your own images, .csv, .tsv or .jsonl, in place of folders:
     # path,label[,split][,fold][,weight][,group]; a|b are two labels; paths: absolute or from `root`
     columns: tuple[str, ...] = ()  # columns of that table by other names: path=Image label=Id
 

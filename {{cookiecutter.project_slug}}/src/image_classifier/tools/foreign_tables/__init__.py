@@ -1,0 +1,1 @@
+"""Tables of labels as other programs have them: columns by other names, doubtful classes."""
