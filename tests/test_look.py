@@ -18,7 +18,7 @@ from image_classifier.tasks import TASKS, ImageResult
 from image_classifier.tools.calibration.observer import build_section
 from image_classifier.tools.report import charts
 from image_classifier.tools.report.page import write_page
-from image_classifier.tools.search.coordinates import parallel_coordinates
+from image_classifier.tools.search_page.coordinates import parallel_coordinates
 from image_classifier.tracking import Result
 from playwright.sync_api import sync_playwright
 

@@ -55,7 +55,6 @@ def main(words: list[str]) -> int:
 
     def work() -> None:
         need_tool("saved_runs", "runs", "search")
-        need_tool("charts", "report", "search")
         need_tool("cluster", "ray-train", "search").prepare_ray(RAY)
         try:
             from .search import search

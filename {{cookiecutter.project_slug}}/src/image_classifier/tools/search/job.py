@@ -22,12 +22,9 @@ class Job:
     """What the trials of a search share."""
 
     recipe: Recipe  # preset and config; its folder is that of the search
-    options: SearchOptions
+    options: SearchOptions  # with numbers for `auto`
     metric: str  # that decides
-    min_epochs: float  # before a trial can be ended
     every: float  # epochs between evaluations
-    cpus: int  # of a trial
-    gpus: float  # of a trial
 
 
 def plan(preset: str, options: SearchOptions, changed: Knobs) -> Job:
@@ -58,7 +55,8 @@ def plan(preset: str, options: SearchOptions, changed: Knobs) -> Job:
     config = replace(config, run=replace(config.run, dir=os.path.abspath(config.run.dir)))
     recipe = Recipe(preset, config, changed, at_once)
     cpus = max(1, cores // at_once) if options.cpus == "auto" else options.cpus
-    return Job(recipe, options, metric_of(config), min_epochs, every, cpus, gpus)
+    options = replace(options, min_epochs=min_epochs, cpus=cpus, gpus=gpus)
+    return Job(recipe, options, metric_of(config), every)
 
 
 def build_scheduler(job: Job) -> TrialScheduler:
@@ -69,7 +67,7 @@ def build_scheduler(job: Job) -> TrialScheduler:
     return ASHAScheduler(
         "planned_epoch",
         max_t=job.options.epochs,
-        grace_period=job.min_epochs,
+        grace_period=job.options.min_epochs,
         reduction_factor=job.options.reduction,
         brackets=3 if job.options.scheduler == "hyperband" else 1,
     )

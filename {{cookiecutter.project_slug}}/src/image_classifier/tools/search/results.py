@@ -1,22 +1,15 @@
-"""What a search found: its trials as their folders have them, a table, the best, and a page."""
+"""What a search found: its trials as their folders have them, a table, and the best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
-import optuna
-
 from ...errors import FaultError
-from ...metrics import better, metric_number, metric_title, scale
+from ...metrics import better, metric_number, metric_title
 from ...runtime.console import printable
-from ..report.charts import PAGE, line_chart
 from ..runs import saved_runs
-from .coordinates import parallel_coordinates
-from .engines import Distributions, Knobs
+from .engines import Knobs
 from .trial import RECORD, Row, evaluations, read_if_there
-
-FEWEST = 5  # trials that can tell which knobs matter
 
 
 @dataclass(frozen=True)
@@ -96,54 +89,3 @@ def table_of(trials: Sequence[Trial], epochs: float) -> str:
     full = round(max(rates) * epochs) * len(trials)
     share = f"{steps:,} training steps, {steps / full:.0%} of {full:,} for all trials in full"
     return "\n".join([*lines, share])
-
-
-def page_of(title: str, trials: Sequence[Trial], summary: str, importance: dict[str, float]) -> str:
-    """`search.html`, which needs neither a network nor scripts.
-
-    Text from outside passes through `escape`.
-    """
-    evaluated = [trial for trial in trials if trial.rows]
-    best = best_of(trials)
-    knobs = dict.fromkeys(knob for trial in evaluated for knob in trial.knobs)
-    axes = {knob: [trial.knobs.get(knob, "") for trial in evaluated] for knob in knobs}
-    unit, points, _ = scale(best.metric)
-    percent = "%" if points else ""
-    what = metric_title(best.metric)
-    column = f"val/{best.metric}"
-    axes[f"{what}, {percent}".strip(", ")] = [unit * trial.best[column] for trial in evaluated]
-    curves = {
-        f"{trial.number:03}": [(row["epoch"], unit * row[column]) for row in trial.rows]
-        for trial in evaluated
-    }
-    shares = "".join(
-        f"<div><dt>{escape(knob)}</dt><dd>{share:.0%}</dd></div>"
-        for knob, share in importance.items()
-    )
-    body = [
-        f'<h1>{escape(title)}</h1><div class="wide"><pre>{escape(summary)}</pre></div>',
-        "<h2>Trials</h2><p>In color the best. A line is a trial, and its result that of its best "
-        "evaluation, whose weights best.pt has.</p>",
-        parallel_coordinates("Knobs and result", axes, [*curves], evaluated.index(best)),
-        line_chart(f"Validation {what}", curves, unit=percent, main=f"{best.number:03}"),
-        "<h2>Importance</h2><p>How differently each knob is distributed in the best quarter of the "
-        f"trials and in all of them (PED-ANOVA): a hint, of few trials. It needs {FEWEST} trials, "
-        f'and bounds that depend on no other knob.</p><dl class="list">{shares}</dl>',
-    ]
-    return PAGE.substitute(title=escape(title), body="\n".join(body))
-
-
-def importance_of(trials: Sequence[Trial], space: Distributions) -> dict[str, float]:
-    """Each knob's share of what tells good trials from others, by PED-ANOVA; {} where unknown.
-
-    https://arxiv.org/abs/2304.10255: how differently the best quarter and all are distributed.
-    """
-    evaluated = [trial for trial in trials if trial.rows]
-    if callable(space) or len(evaluated) < FEWEST:
-        return {}
-    study = optuna.create_study(direction="maximize")
-    for trial in evaluated:
-        found = optuna.create_trial(params=trial.knobs, distributions=space, value=trial.score)
-        study.add_trial(found)
-    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
-    return optuna.importance.get_param_importances(study, evaluator=evaluator)

@@ -20,10 +20,11 @@ from ray.tune.search import Searcher
 
 from ...config import FREE_TO_CHANGE
 from ...errors import UserError, choose
+from ...extensions import find_tool
 from ...runtime.config_dict import words_of
 from ...runtime.console import say
 from ...runtime.distributed import World
-from ...runtime.files import read_object, write_json, write_text
+from ...runtime.files import read_object, write_json
 from ...runtime.run_dir import open_run
 from ...runtime.signals import TIME_LIMIT, StoppedError
 from ..ray_train.cluster import start_ray
@@ -32,13 +33,13 @@ from ..runs.many_runs import train_all
 from .command import SearchOptions
 from .engines import GOAL, Distributions, Knobs, build_engine, open_space
 from .job import Job, build_scheduler, plan
-from .results import Trial, best_of, importance_of, page_of, read_trials, recorded_knobs, table_of
+from .results import Trial, best_of, read_trials, recorded_knobs, table_of
 from .spaces import SPACES
 from .trial import Proposals, RunTrial
 
 
 def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
-    """Search, print a table, and write `results.json` and `search.html` to the search folder.
+    """Search, print a table, and write `results.json` to the search folder.
 
     `changed` has the knobs in which all trials differ from the preset.
 
@@ -97,20 +98,19 @@ def run_trials(job: Job, engine: Searcher) -> None:
         StoppedError: if the time limit ended runs; all saved.
     """
     start_ray(
-        job.recipe.at_once * job.cpus,
-        num_gpus=torch.cuda.device_count() if job.gpus else 0,
+        job.recipe.at_once * job.options.cpus,
+        num_gpus=torch.cuda.device_count() if job.options.gpus else 0,
         object_store_memory=100 * 2**20,  # nearly the least: trials exchange files, no objects
         log_to_driver=False,
         logging_level=logging.CRITICAL,
     )
     trials = job.options.trials
+    share = {"cpu": job.options.cpus, "gpu": job.options.gpus}
     own = tune.CheckpointConfig(checkpoint_at_end=False)  # a run has its own checkpoints
     try:
         with TemporaryDirectory() as storage:  # Ray's own records: of this start alone
             tune.Tuner(
-                tune.with_resources(
-                    tune.with_parameters(RunTrial, job=job), {"cpu": job.cpus, "gpu": job.gpus}
-                ),
+                tune.with_resources(tune.with_parameters(RunTrial, job=job), share),
                 tune_config=tune.TuneConfig(
                     num_samples=trials,
                     search_alg=Proposals(engine, job),
@@ -131,7 +131,7 @@ def run_trials(job: Job, engine: Searcher) -> None:
 
 
 def report(job: Job, space: Distributions) -> Trial:
-    """Print the trials and the best one's command, and write them and their page; the best one.
+    """Print the trials and the best one's command, and write them; the best one.
 
     Raises:
         FaultError: if no trial was evaluated.
@@ -146,9 +146,9 @@ def report(job: Job, space: Distributions) -> Trial:
     )
     summary = f"{table_of(trials, job.options.epochs)}\nbest: trial {best.number:03}: {command}"
     title = f"Search: {len(trials)} trials of {job.recipe.preset}"
-    page = page_of(title, trials, summary, importance_of(trials, space))
-    write_text(job.recipe.folder / "search.html", page)
-    say(f"\n{summary}\nwritten: {job.recipe.folder}/search.html and results.json")
+    say(f"\n{summary}\nwritten: {job.recipe.folder}/results.json")
+    if page := find_tool("trials_page", "search-page"):
+        page.write_page(job.recipe.folder, title, trials, summary, space)
     return best
 
 

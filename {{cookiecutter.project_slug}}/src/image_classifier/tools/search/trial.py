@@ -126,7 +126,7 @@ class RunTrial(Trainable):
         own = self.knobs | {"run.evaluate_every_epochs": self.job.every}
         words = self.job.recipe.words(self.folder.name, own)
         output = self.folder / "output.log"
-        self.process = start_run(words, output, OMP_NUM_THREADS=str(self.job.cpus))
+        self.process = start_run(words, output, OMP_NUM_THREADS=str(self.job.options.cpus))
 
     def is_last(self, row: Row) -> bool:
         """Whether a row is that of the last step of the run."""

@@ -11,11 +11,10 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from conftest import HOSTILE, Shown
 
 tune = pytest.importorskip("ray.tune")
 pytest.importorskip("optuna")
-for tool in ("ray_train", "report", "runs"):
+for tool in ("ray_train", "runs"):
     pytest.importorskip(f"image_classifier.tools.{tool}")
 
 from image_classifier.config import OPTIMIZERS, Config
@@ -195,39 +194,17 @@ def run_folder(folder, number, top1s, end="", **knobs):
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_the_page_shows_all_trials_needs_nothing_and_runs_nothing(tmp_path):
+def test_the_table_has_the_best_first_and_what_all_took(tmp_path):
     for number, lr in enumerate((0.01, 0.1, 1.0, 0.02, 0.2)):
-        run_folder(
-            tmp_path, number, [0.3, 0.5 + lr / 10], **{"optim.lr": lr, "a.b": HOSTILE[number % 4]}
-        )
-    run_folder(tmp_path, 5, [0.9], "stopped", **{"optim.lr": 0.5, "a.b": HOSTILE[0]})
+        run_folder(tmp_path, number, [0.3, 0.5 + lr / 10], **{"optim.lr": lr})
+    run_folder(tmp_path, 5, [0.9], "stopped", **{"optim.lr": 0.5})
     trials = results.read_trials(tmp_path, "top1")
     best = results.best_of(trials)
     assert (best.number, best.state, trials[5].state) == (2, "done", "stopped")
-    table = results.table_of(trials, 2)
-    lines = table.splitlines()
+    lines = results.table_of(trials, 2).splitlines()
     firsts = [line.split()[0] for line in lines[:7]]
     assert firsts == ["trial", "002", "004", "001", "003", "000", "005"]
     assert lines[7] == "110 training steps, 92% of 120 for all trials in full"
-    text = results.page_of("<b>", trials, table, {"optim.lr": 1.0})
-    shown = Shown(text)
-    assert "default-src 'none'" in text
-    assert not {"script", "link", "iframe", "b", "img"} & shown.tags
-    assert not {"href", "src", "onload", "onmouseover"} & shown.attributes
-    assert {"optim.lr", "100%", "Validation top-1", table} <= set(shown.words)
-
-
-def test_a_grid_between_bounds_of_many_digits_has_an_importance(tmp_path):
-    domains = {
-        "optim.lr": tune.loguniform(1 / 3000, 1 / 3),
-        "optim.momentum": tune.uniform(0, 2 / 3),
-    }
-    space = engines.open_space(domains, Config())
-    for number, knobs in enumerate(engines.grid(space, 9, seed=0)):
-        run_folder(tmp_path, number, [knobs["optim.lr"]], **knobs)
-    found = results.importance_of(results.read_trials(tmp_path, "top1"), space)
-    assert found["optim.lr"] > found["optim.momentum"]
-    assert not results.importance_of(results.read_trials(tmp_path, "top1"), spaces.optimizers)
 
 
 def test_the_best_config_is_compared_with_the_preset_over_the_same_fresh_seeds(
