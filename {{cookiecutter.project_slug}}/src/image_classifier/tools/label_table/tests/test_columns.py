@@ -201,7 +201,7 @@ def test_folds_from_one_are_named(opened):
 
 def test_a_table_of_test_images_alone_has_no_folds_to_name(opened):
     table = [["path", "label", "split", "fold"], [1, "a", "test", ""]]
-    with pytest.raises(UserError, match="has no images for val$"):
+    with pytest.raises(UserError, match=r"has no images for val$"):
         opened(table, "val")
 
 
