@@ -234,7 +234,7 @@ def test_columns_that_may_be_the_paths_or_the_labels_are_asked_for(opened):
     assert names_of(opened(numbered, files=files)) == files  # both are the same files
     with pytest.raises(UserError, match=r"no column 'label', .*: --data.columns label=COLUMN"):
         opened([["path", "Id"], ["1", "a"], ["2", "b"]])
-    few = [["Image", "Id"], *([f"{n}.jpg", "ab"[n % 2]] for n in range(20))]
+    few = [["Image", "Id"], *([f"{n}.jpg", "ab"[n % 2]] for n in range(15))]
     with pytest.raises(UserError, match=r"'Image' in line 8, '6.jpg', is no file: paths are"):
         opened(few, files=files)
     with pytest.raises(

@@ -174,6 +174,15 @@ def test_rows_of_0_and_1_in_a_cell_are_no_lists_of_classes(opened, rows):
         opened([["path", "label"], *enumerate(rows)])
 
 
+def test_a_wrong_cell_is_named_by_its_first_row_where_cells_repeat(opened):
+    table = [["path", "label", "fold"], *([n, "x", 0] for n in range(600)), [600, "nan", "y"]]
+    with pytest.raises(UserError, match="line 602: label 'nan' is unknown"):
+        opened(table)
+    table[-1][1] = "x"
+    with pytest.raises(UserError, match="line 602: fold 'y' should be 0, 1, 2"):
+        opened(table)
+
+
 def test_numbers_in_lists_are_classes(opened):
     source = opened([["path", "label"], [1, "[1, 0]"], [2, "[0 7]"], [3, "0|1"]])
     assert source.classes == ("0", "1", "7")
