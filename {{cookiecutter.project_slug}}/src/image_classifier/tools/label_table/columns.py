@@ -50,10 +50,10 @@ def roles_by_name(found: Table, data: DataConfig) -> Roles:
             if name not in chain(*roles.values()):
                 roles[role] = [name]
     missing = [role for role in ("path", "label") if role not in roles]
-    if missing and not find_tool("finder", "foreign-tables"):
+    if missing and not find_tool("finder", "kaggle-tables"):
         raise UserError(
             f"{str(found.file)!a} has no column {missing[0]!r}, but {listing(found.names)}: "
-            "--data.columns path=COLUMN label=COLUMN; or pretuned add foreign-tables"
+            "--data.columns path=COLUMN label=COLUMN; or pretuned add kaggle-tables"
         )
     if len(roles.get("label", [])) > 1:
         roles["labels"] = roles.pop("label")

@@ -4,7 +4,7 @@
     a/1.jpg,rose,train        a path is absolute, or relative to `data.root`
     a/2.jpg,rose|thorn,val    several labels; or, in place of `label`, a column of 0 and 1 per class
 
-A row that is wrong is named by its number. The tool foreign-tables finds columns by other names.
+A row that is wrong is named by its number. The tool kaggle-tables finds columns by other names.
 """
 
 import math
@@ -112,7 +112,7 @@ def check_files(source: Source, data: DataConfig) -> None:
     rows = read_rows(found, data)
     own = torch.arange(len(rows.paths))
     number = rows.numbers[[*rows.paths.relatives(own)].index(name)]
-    finder = find_tool("finder", "foreign-tables")
+    finder = find_tool("finder", "kaggle-tables")
     hint = finder.hint_at(name, data, found.file) if finder else "paths are from --data.root"
     raise found.wrong(
         number,
@@ -160,7 +160,7 @@ def read_rows(found: Table, data: DataConfig) -> Rows:
     Raises:
         UserError: if a column is missing, or a cell is not what it should be.
     """
-    finder = find_tool("finder", "foreign-tables")
+    finder = find_tool("finder", "kaggle-tables")
     roles = roles_by_name(found, data)
     limits = {}
     if finder:

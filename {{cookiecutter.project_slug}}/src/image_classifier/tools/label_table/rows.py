@@ -42,7 +42,8 @@ def open_table(file: Path) -> Table:
     for parquet in functions("parquet", "open_parquet"):
         openers[".parquet"] = parquet
     if file.suffix.lower() not in openers:
-        raise UserError(f"--data.labels {str(file)!a} should end in {', '.join(openers)}")
+        more = "" if ".parquet" in openers else "; Parquet needs a tool: pretuned add kaggle-tables"
+        raise UserError(f"--data.labels {str(file)!a} should end in {', '.join(openers)}{more}")
     try:
         return openers[file.suffix.lower()](file)
     except (OSError, csv.Error) as error:

@@ -61,7 +61,7 @@ def test_a_cell_of_a_class_that_is_no_yes_or_no_is_refused(tmp_path):
 
 
 def as_parquet(rows):
-    pytest.importorskip("image_classifier.tools.foreign_tables")
+    pytest.importorskip("image_classifier.tools.kaggle_tables")
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -256,7 +256,7 @@ def test_a_table_is_found_or_refused(tmp_path, refusal):
     assert "--data.labels is for --data.name folder, not for shapes" in refusal(
         "train", "shapes", "--data.labels", "labels.csv"
     )
-    pytest.importorskip("image_classifier.tools.foreign_tables")
+    pytest.importorskip("image_classifier.tools.kaggle_tables")
     pytest.importorskip("pyarrow")
     put(tmp_path, b"PAR1", "labels.parquet")
     assert "cannot read " in refusal(*own, "labels.parquet")

@@ -1,1 +1,0 @@
-"""Tables of labels as other programs have them: columns by other names, doubtful classes."""
