@@ -29,18 +29,18 @@ OPTIMIZERS = ("sgd", "adamw", *paths_of("optimizer"))
 class ImagesConfig:
     """Which images."""
 
-    name: str = "shapes"  # shapes; folder: your own images; or one of a tool
+    name: str = "shapes"  # shapes; folder: your own images; or a tool's dataset
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/;
-    # of some tools, a URL
+    # with some tools, a URL
     val_fraction: float = within(0.2, 0.001, 0.9)  # share of the training images for validation, if
     # the folder has no `val` of its own
-    fold: int = within(0, 0, 999)  # which of the 1 / val_fraction shares of the training images
-    # that is
-    cache: str = ""  # folder of features and prepared images, which are read in place of the files;
+    fold: int = within(0, 0, 999)  # which of the 1 / val_fraction equal parts of the training
+    # images is for validation
+    cache: str = ""  # folder for features and prepared images, which are read instead of the files;
     # default: ROOT.cache, beside `root`; off: read the files
     channels: int = within(3, 1, 64)  # of an image: 3: red, green and blue; 1: gray; others as
     # TIFF or `.npy` files have them
-    bits: Literal[8, 16] = 8  # of each number in memory; files with others are converted
+    bits: Literal[8, 16] = 8  # of each value in memory; other files are converted
 
 
 @section("data")
@@ -49,8 +49,8 @@ class DataConfig(ImagesConfig):
     """Which images, and how they are loaded."""
 
     limit: int = within(0, 0)  # use only this many images of each split, to try things out; 0: all
-    fit: Literal["crop", "squash", "pad"] = "crop"  # how an image becomes a square where no random
-    # crop is cut from it. crop: its middle; squash: all of it, distorted; pad: all of it, with bars
+    fit: Literal["crop", "squash", "pad"] = "crop"  # how an image becomes square where training
+    # cuts no random crop. crop: its middle; squash: all of it, distorted; pad: all of it, with bars
     # of the mean color
     image_size: int = within(32, SMALLEST_SIDE, 4096)  # side of the square training images, in
     # pixels
@@ -94,14 +94,14 @@ class AugmentConfig:
 class ModelConfig:
     """The network."""
 
-    name: str = "resnet9"  # resnet9, resnet9_gn (GroupNorm), that of a tool, any of torchvision's,
-    # such as resnet50, or of another library LIBRARY/NAME. Up to 64 pixels, the first layers of
-    # torchvision's keep full resolution
-    width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, some of tools)
+    name: str = "resnet9"  # resnet9, resnet9_gn (GroupNorm), a tool's, torchvision's such as
+    # resnet50, or LIBRARY/NAME of another library. For images of up to 64 pixels, the first layers
+    # of torchvision's networks keep full resolution
+    width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, some tools' networks)
     dropout: float = within(0.0, 0, 0.99)  # before the last layer
-    drop_path: float = within(0.0, 0, 0.9)  # stochastic depth: the share of images that skip the
-    # last block, fewer skip those below; of some of torchvision's, of tools'
-    # and other libraries': https://arxiv.org/abs/1603.09382
+    drop_path: float = within(0.0, 0, 0.9)  # stochastic depth: share of images that skip the last
+    # block; fewer skip the blocks below. For some networks of torchvision,
+    # tools and other libraries: https://arxiv.org/abs/1603.09382
     task: Literal["single-label", "multi-label"] = "single-label"  # whether an image has exactly
     # one of the classes, or any number of them
 
@@ -117,13 +117,13 @@ class OptimConfig:
     weight_decay: float = within(5e-4, 0)  # of weight matrices and filters; never of biases, norms
     schedule: Literal["cosine", "linear"] = "cosine"  # how the learning rate falls to 0
     warmup_epochs: float = within(1.0, 0)  # length of the linear warm-up
-    label_smoothing: float = within(0.0, 0, 0.99)  # probability spread over all classes; with
-    # several labels, over yes and no
+    label_smoothing: float = within(0.0, 0, 0.99)  # probability spread over all classes; for
+    # multi-label, over yes and no
     clip_norm: float = within(0.0, 0)  # gradient clipping by global norm; 0: off
     accumulate: int = within(1, 1)  # gradient accumulation: micro-batches per batch. BatchNorm
     # takes its statistics from each micro-batch
-    ema_decay: float = within(0.0, 0, 0.999999)  # per step, of the averaged weights (EMA) that are
-    # evaluated; 0: off
+    ema_decay: float = within(0.0, 0, 0.999999)  # decay per step of the weights' moving average
+    # (EMA), which is evaluated; 0: off
     freeze_bn: bool = False  # BatchNorm keeps its statistics, those of pretrained weights:
     # batches of a few images would spoil them
 
@@ -136,8 +136,8 @@ class ComputeConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
     channels_last: bool = True  # memory layout in which convolutions are fastest
     compile: bool = False  # torch.compile; pays back its first minute in longer runs
-    gradient_dtype: Literal["fp32", "bf16"] = "fp32"  # in which processes exchange gradients; bf16:
-    # half the bytes, and gradients are rounded to 8 bits, for slow networks
+    gradient_dtype: Literal["fp32", "bf16"] = "fp32"  # format of exchanged gradients; bf16: for
+    # slow networks, half the bytes, and gradients are rounded to 8 bits
 
 
 @section("run")
@@ -151,20 +151,20 @@ class RunConfig:
     fresh: bool = False  # start over: delete what the run folder holds of an earlier run
     init_from: str = ""  # weights to start from: a checkpoint, a file of torchvision's, timm's or
     # .safetensors; pretrained: torchvision's for the model, downloaded
-    log_every_steps: int = within(50, 1)  # between rows of metrics.jsonl; slow runs print lines
-    # between them
-    evaluate_every_epochs: float = within(1.0, 1e-9)  # on the validation images; each evaluation is
-    # followed by a checkpoint, as are 10 minutes without one
-    best_by: str = "auto"  # the metric that decides which weights are in best.pt, and whether
-    # patience is at its end: any of metrics/table.py; auto: top1, or average_precision with several
-    # labels
+    log_every_steps: int = within(50, 1)  # steps between rows of metrics.jsonl; slow runs print
+    # lines more often
+    evaluate_every_epochs: float = within(1.0, 1e-9)  # epochs between evaluations; a checkpoint
+    # follows each evaluation, and every 10 minutes without one
+    best_by: str = "auto"  # metric that decides which weights best.pt has, and when patience
+    # ends the run: any of metrics/table.py; auto: top1, or average_precision
+    # for multi-label
     patience: int = within(0, 0)  # early stopping: evaluations without a better `best_by`; 0: off
-    trackers: tuple[str, ...] = ("auto",)  # who gets the metrics beside metrics.jsonl: a tool such
-    # as wandb; auto: those that need no account; the flag with nothing after it: nobody
+    trackers: tuple[str, ...] = ("auto",)  # where metrics go beside metrics.jsonl: tools such as
+    # wandb; auto: those that need no account; the flag without a name: nowhere
     max_minutes: float = within(0.0, 0)  # time limit, from the start of the command: the run saves
     # and ends with exit code 75, and the same command resumes it; 0: none
-    timeout_seconds: float = within(300.0, 1)  # without a sign of life from a process or a worker,
-    # after which the run stops
+    timeout_seconds: float = within(300.0, 1)  # the run stops after so long without a sign of life
+    # from a process or a worker
 
 
 @section("")
@@ -174,7 +174,7 @@ class Config:
 
     epochs: float = within(10.0, 0)  # passes over the training images; 0: a linear probe, which
     # only fits the last layer to the features of pretrained weights
-    seed: int = within(0, 0, 2**63 - 1)  # of weights, order and augmentation
+    seed: int = within(0, 0, 2**63 - 1)  # for initial weights, order and augmentation
     deterministic: bool = False  # bit-identical runs on a GPU too; slower
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # auto: the fastest that is safe
     data: DataConfig = field(default_factory=DataConfig)

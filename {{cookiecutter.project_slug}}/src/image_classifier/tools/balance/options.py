@@ -9,8 +9,8 @@ class BalanceOptions:
     """Whether rare classes count for more."""
 
     balance: Literal["none", "sampling", "loss"] = "none"  # for imbalanced classes. sampling: see
-    # each class equally often; loss: weight the loss by inverse class frequency; of several
-    # labels, positives by negatives / positives of their class
+    # each class equally often; loss: weight the loss by inverse class frequency; for
+    # multi-label, positives by negatives / positives of their class
 
 
 SECTIONS = {"data": BalanceOptions}

@@ -10,10 +10,10 @@ from ...extensions import within
 class CalibrationOptions:
     """When a prediction counts."""
 
-    min_precision: float = within(0.0, 0, 1)  # "I don't know": the share of predictions that should
-    # be right, which decides from which probability on they count; chosen on the validation images.
-    # With several labels, of each label; 0: all count
-    error_cost: float = within(0.0, 0)  # likewise: what a wrong prediction costs, if none at all
+    min_precision: float = within(0.0, 0, 1)  # abstain: the share of predictions that should be
+    # right; the validation images choose the probability from which on predictions count, for
+    # multi-label one for each label; 0: all count
+    error_cost: float = within(0.0, 0)  # abstain: what a wrong prediction costs, if abstaining
     # costs 1; 0: all count
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class ConfigFileOptions:
     """Which file has values of options."""
 
-    config: str = ""  # file of options, under the flags and over the preset: the config.json of a
-    # run, or its folder; or a file of your own, as JSON, TOML or YAML
+    config: str = ""  # file of options, which flags override: the config.json of a run, or its
+    # folder; or your own JSON, TOML or YAML file, which overrides the preset
 
 
 SECTIONS = {"": ConfigFileOptions}

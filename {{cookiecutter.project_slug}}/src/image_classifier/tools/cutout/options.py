@@ -9,7 +9,7 @@ from ...extensions import within
 class CutoutOptions:
     """How much of training images is blanked."""
 
-    cutout: int = within(0, 0, 4096)  # side of a square that is blanked, in pixels; 0: none
+    cutout: int = within(0, 0, 4096)  # side of the blanked square, in pixels; 0: none
 
 
 SECTIONS = {"augment": CutoutOptions}

@@ -11,9 +11,9 @@ class DistillOptions:
 
     teacher: str = ""  # distillation: run folder or checkpoint of a trained model whose predictions
     # for the augmented images are a part of the targets: https://arxiv.org/abs/2106.05237
-    teacher_share: float = within(0.5, 0, 1)  # which part; the labels are the rest
-    teacher_temperature: float = within(1.0, 0.01, 100)  # of the teacher's softmax; above 1, it
-    # says more of the classes that it thinks less probable
+    teacher_share: float = within(0.5, 0, 1)  # their share of the targets; labels are the rest
+    teacher_temperature: float = within(1.0, 0.01, 100)  # of the teacher's softmax; above 1,
+    # less probable classes count more
 
 
 SECTIONS = {"optim": DistillOptions}

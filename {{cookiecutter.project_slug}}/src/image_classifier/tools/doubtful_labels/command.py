@@ -14,11 +14,11 @@ RESULT_IS_IN_FILES = True
 
 @dataclass(frozen=True)
 class DoubtfulLabelsOptions:
-    """What to look at, and how many images to call mislabelled."""
+    """What to look at, and how many images to call mislabeled."""
 
     runs: Annotated[str, tyro.conf.Positional]  # the folder of a `cross-validate`
-    share: float = within(0.08, 0, 1)  # of the images, at most so many are called mislabelled
-    quarantine: bool = False  # makes training leave them out: look at them before
+    share: float = within(0.08, 0, 1)  # largest share of the images to call mislabeled
+    quarantine: bool = False  # exclude them from training: look at them first
 
 
 def main(words: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Ranks the images of a cross-validation, and writes which are probably mislabelled."""
+"""Ranks the images of a cross-validation, and writes which are probably mislabeled."""
 
 import csv
 import io
@@ -49,7 +49,7 @@ class Doubt(NamedTuple):
 
 
 def find_doubtful_labels(runs: str, share: float, quarantine: bool, verb: str) -> list[Doubt]:
-    """Write and print which images of the cross-validation `runs` are probably mislabelled.
+    """Write and print which images of the cross-validation `runs` are probably mislabeled.
 
     Args:
         runs: the folder of a `cross-validate`.
@@ -77,7 +77,7 @@ def find_doubtful_labels(runs: str, share: float, quarantine: bool, verb: str) -
     page = draw_tiles([tile_of(doubt, folds, data) for doubt in doubts[:MOST_SHOWN]])
     save(table, partial(write_text, text=table_text(doubts, folds, data)))
     save(picture, partial(write_whole, write=partial(page.save, format="png")))
-    print(f"{len(found):,} of {len(doubts):,} images look mislabelled{pairs_text(found)}")
+    print(f"{len(found):,} of {len(doubts):,} images look mislabeled{pairs_text(found)}")
     if num_others:
         print(f"{num_others:,} more are doubted, and beyond --share {share:g}")
     if unread := sum(map(len, folds)) - len(doubts):

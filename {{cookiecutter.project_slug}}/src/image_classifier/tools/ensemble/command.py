@@ -19,7 +19,7 @@ class EnsembleOptions:
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, or checkpoints in them; a
     # folder of `cross-validate` or `repeat` stands for all of its runs
     dir: str = "runs/ensemble"  # run folder to write, which is new
-    average: Literal["probabilities", "weights"] = "probabilities"  # what the mean is of.
+    average: Literal["probabilities", "weights"] = "probabilities"  # what to average.
     # probabilities: all networks are kept; weights: one network, of runs that began with the same
     # pretrained weights, if it is better on their validation images than each of them:
     # https://arxiv.org/abs/2203.05482

@@ -9,8 +9,8 @@ from ...extensions import within
 class MembersOptions:
     """How many networks are one."""
 
-    members: int = within(1, 1, 100)  # networks whose probabilities are averaged: of a model that
-    # the command `ensemble` makes of as many runs; no run trains more than 1
+    members: int = within(1, 1, 100)  # networks whose probabilities are averaged: set by the
+    # command `ensemble`, one for each of its runs; no run trains more than 1
 
 
 SECTIONS = {"model": MembersOptions}

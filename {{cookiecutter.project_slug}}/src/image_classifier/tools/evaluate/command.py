@@ -16,7 +16,7 @@ class EvaluateOptions:
 
     run: Annotated[str, tyro.conf.Positional]  # run folder, or a checkpoint in one
     split: Literal["val", "test", "train"] = "val"  # images to evaluate on
-    root: str = ""  # folder of the images, where it is not the one of the training. Without
+    root: str = ""  # folder of the images, if not the training folder. Without
     # folders train, val and test in it, all of its images are evaluated; some classes suffice
     processes: int | Literal["auto"] = "auto"  # one per GPU by default
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one

@@ -22,10 +22,10 @@ class ExportOptions:
     # files to write, as `model.<format>`
     out: str = ""  # folder to write them to; default: `export` in the run folder
     raw: bool = False  # normalized float images to logits, in place of pixels to probabilities
-    tolerance: float = within(1e-3, 0, 1)  # largest difference from a probability of the model
+    tolerance: float = within(1e-3, 0, 1)  # largest difference from the model's probabilities
     split: Literal["val", "test", "train"] = "val"  # images to verify with
     images: int = within(256, 1)  # number of images to verify with
-    root: str = ""  # folder of these images, if not the one of the training
+    root: str = ""  # folder of these images, if not the training folder
 
 
 def main(words: list[str]) -> int:

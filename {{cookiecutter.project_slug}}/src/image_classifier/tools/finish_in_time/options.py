@@ -10,8 +10,8 @@ from ...extensions import option
 class TimeOptions:
     """What the time limit means."""
 
-    finish_in_time: bool = False  # max_minutes is for the whole run, however often it is resumed:
-    # the learning rate decays by the clock, and the run is done by then; no two such runs are equal
+    finish_in_time: bool = False  # max_minutes limits the whole run, with all its resumes: the
+    # learning rate decays by the clock, and the run ends in time; it can't be repeated exactly
 
 
 SECTIONS = {"run": TimeOptions}

@@ -8,9 +8,9 @@ from typing import Literal
 class HeadOptions:
     """What the last layer sees."""
 
-    head: Literal["last", "layers"] = "last"  # what the last layer sees: the last features; layers:
-    # mean and maximum of those of several depths, for frozen weights that have learned from other
-    # kinds of images: https://arxiv.org/abs/2201.03529
+    head: Literal["last", "layers"] = "last"  # input of the last layer: the last features; layers:
+    # mean and maximum of features of several depths, for frozen weights from other kinds of
+    # images: https://arxiv.org/abs/2201.03529
 
 
 SECTIONS = {"model": HeadOptions}

@@ -12,9 +12,9 @@ class HoldoutOptions:
     """Which images are held out."""
 
     groups: str = ""  # regular expression that finds the group in an image's path, such as the
-    # patient, the burst or the camera: a group is on one side alone. '([^/]+)_[0-9]+\.' finds
-    # p07 in cat/p07_3.jpg; a table has a column `group` in its place
-    test_fraction: float = within(0.0, 0, 0.9)  # share of the images that are for the test alone,
+    # patient, the burst or the camera: each group is in one split. '([^/]+)_[0-9]+\.' finds
+    # p07 in cat/p07_3.jpg; in a table, the column `group`
+    test_fraction: float = within(0.0, 0, 0.9)  # share of the images to hold out for the test,
     # if the dataset has no `test` of its own
 
 

@@ -11,8 +11,8 @@ from ...extensions import option
 class LossOptions:
     """Which loss."""
 
-    loss: Literal["entropy", "focal", "asymmetric"] = "entropy"  # entropy: cross entropy, with
-    # several labels binary for each. Only there: focal (https://arxiv.org/abs/1708.02002) and
+    loss: Literal["entropy", "focal", "asymmetric"] = "entropy"  # entropy: cross entropy, for
+    # multi-label binary for each. Multi-label only: focal (https://arxiv.org/abs/1708.02002) and
     # asymmetric (https://arxiv.org/abs/2009.14119), in which easy negatives count less
 
 

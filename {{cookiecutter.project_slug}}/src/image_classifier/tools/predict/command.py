@@ -20,8 +20,8 @@ class PredictOptions:
     paths: Annotated[tuple[str, ...], tyro.conf.Positional]  # files, folders, 'patterns' such as
     # 'photos/**/*.jpg'; -: a list on standard input
     out: str = ""  # file to write, .csv or .jsonl; default: a table on the screen
-    embeddings: str = ""  # file to write, .npy or .safetensors: the features of each image, which
-    # are what the last layer gets, a row each
+    embeddings: str = ""  # file to write, .npy or .safetensors: a row of features for each
+    # image: what the last layer gets
     top_k: int = within(5, 1, 65536)  # number of most probable classes to name for each image
     batch_size: int = within(256, 1, 65536)  # images per forward pass
     workers: int | Literal["auto"] = within("auto", 0, 4096)  # decoding processes
@@ -29,9 +29,9 @@ class PredictOptions:
     # views of each image whose predictions are averaged, as --augment.tta of training
     null: bool = False  # names in the list end with NUL, as `find -print0` writes them
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
-    explain: str = ""  # folder for PNGs of what the model looked at: each image with the places
-    # that speak for its predicted class, of up to 1,000 images
-    fresh: bool = False  # replace --out and --embeddings, and start over where a part of it exists
+    explain: str = ""  # folder for heat maps (PNG), for up to 1,000 images: the places that
+    # raise the score of the predicted class
+    fresh: bool = False  # start over, and replace --out and --embeddings
 
 
 def main(words: list[str]) -> int:

@@ -16,12 +16,12 @@ class ServeOptions:
     """What to serve, to whom, and the limits of a request."""
 
     run: Annotated[str, tyro.conf.Positional]  # run folder, or a checkpoint in one
-    port: int = within(8000, 0, 65535)  # of this machine alone; 0: any that is free
+    port: int = within(8000, 0, 65535)  # on 127.0.0.1; 0: any free port
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
     workers: int = within(0, 0, 1024)  # images at a time; 0: as many as cores
     max_waiting: int = within(100, 0)  # requests that wait for a worker; others get status 503
-    max_megabytes: float = within(10.0, 0.001, 1000)  # of an image file; else status 413
-    max_megapixels: float = within(25.0, 0.001, 64)  # of an image; else status 413
+    max_megabytes: float = within(10.0, 0.001, 1000)  # largest image file; else status 413
+    max_megapixels: float = within(25.0, 0.001, 64)  # largest image; else status 413
     max_seconds: float = within(10.0, 0.01, 3600)  # to receive an image, and to label it
 
 

@@ -144,7 +144,7 @@ def test_the_table_the_picture_and_the_lines_name_what_is_doubtful(root, capsys)
     runs = write_runs(root, knows)
     assert main(["doubtful-labels", str(runs), "--share", "0.5"]) == 0
     said = capsys.readouterr().out
-    assert "3 of 12 images look mislabelled, most often bee -> ant (2), ant -> bee (1)\n" in said
+    assert "3 of 12 images look mislabeled, most often bee -> ant (2), ant -> bee (1)\n" in said
     assert str(runs / "doubtful_labels.csv") in said
     assert f"doubtful-labels {runs} --quarantine\n" in said
     rows = rows_of(runs)
@@ -165,7 +165,7 @@ def test_no_more_than_a_share_of_the_images_are_candidates(root, capsys):
     found = doubtful_labels.find_doubtful_labels(str(write_runs(root, knows)), 0.17, False, "")
     assert sum(doubt.is_candidate for doubt in found) == 2
     assert all(doubt.is_candidate for doubt in found[:2])
-    assert "2 of 12 images look mislabelled" in (said := capsys.readouterr().out)
+    assert "2 of 12 images look mislabeled" in (said := capsys.readouterr().out)
     assert "1 more are doubted, and beyond --share 0.17\n" in said
 
 
@@ -173,7 +173,7 @@ def test_of_several_labels_the_lines_say_which_one_is_missing(root, capsys):
     swap(root, "ant/0.jpg")
     runs = write_runs(root, lambda path: [1.08, 1] * np.array(knows(path)), "multi-label")
     assert main(["doubtful-labels", str(runs)]) == 0
-    assert "1 of 12 images look mislabelled, most often not ant -> ant (1)" in (
+    assert "1 of 12 images look mislabeled, most often not ant -> ant (1)" in (
         capsys.readouterr().out
     )
     row = rows_of(runs)[0]
