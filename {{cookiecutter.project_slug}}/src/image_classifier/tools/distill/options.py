@@ -11,7 +11,7 @@ class DistillOptions:
 
     teacher: str = ""  # distillation: run folder or checkpoint of a trained model whose predictions
     # for the augmented images are a part of the targets: https://arxiv.org/abs/2106.05237
-    teacher_share: float = within(0.5, 0, 1)  # their share of the targets; labels are the rest
+    teacher_share: float = within(0.5, 0, 1)  # teacher's share of the targets; labels are the rest
     teacher_temperature: float = within(1.0, 0.01, 100)  # of the teacher's softmax; above 1,
     # less probable classes count more
 
