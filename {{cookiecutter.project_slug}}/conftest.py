@@ -34,6 +34,7 @@ from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
 from image_classifier.extensions import (
     chained,
+    find_tool,
     find_tools,
     of_tools,
 )
@@ -245,6 +246,8 @@ def refusal(capsys):
 
 def options_of(verb):
     """The dataclass whose fields are the options of a command."""
+    if verb in ("repeat", "cross-validate"):  # which begin with a number of runs
+        return find_tool("recipe", "runs").ManyOptions
     own = vars(sys.modules[commands()[verb].__module__]).values()
     kinds = {kind.__name__.lower(): kind for kind in own if is_dataclass(kind)}
     kind = kinds.get(f"{verb.replace('-', '')}options", Config)
