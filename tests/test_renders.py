@@ -48,7 +48,7 @@ def test_a_project_with_short_names_and_all_options_tests_its_tools(render):
     make(project, "check")
     # What has to do with tools: the other tests were run without them.
     tests = ["src", *(f"tests/test_{name}.py" for name in ("cli", "console", "security"))]
-    tests += ["tests/test_ours.py::test_every_command_of_the_readme_is_understood"]
+    tests += ["tests/test_structure.py::test_every_command_of_the_readme_is_understood"]
     said = python("-m", "pytest", "-q", "-rs", "-n", "auto", *tests, folder=project)
     # None for want of a library: `dev` of pyproject.toml has all.
     skipped = [line for line in said.splitlines() if line.startswith("SKIPPED")]

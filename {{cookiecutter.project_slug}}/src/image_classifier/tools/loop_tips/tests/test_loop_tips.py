@@ -11,10 +11,13 @@ from conftest import changed, mixed
 from image_classifier.data import TrainData
 from image_classifier.extensions import of_tools
 from image_classifier.runtime.distributed import World
-from image_classifier.tools.bench import timed_run
-from image_classifier.tools.bench.bench import bench
-from image_classifier.tools.bench.measure import Budget
-from image_classifier.tools.loop_tips import loading, tips
+
+TOOLS = "image_classifier.tools"
+bench = pytest.importorskip(f"{TOOLS}.bench.bench").bench
+Budget = pytest.importorskip(f"{TOOLS}.bench.measure").Budget
+timed_run = pytest.importorskip(f"{TOOLS}.bench.timed_run")
+loading = pytest.importorskip(f"{TOOLS}.loop_tips.loading")
+tips = pytest.importorskip(f"{TOOLS}.loop_tips.tips")
 
 CPU = World(torch.device("cpu"))
 TINY = Budget(row_seconds=0, round_seconds=0, rounds=(2, 2), warmup_seconds=0)

@@ -15,7 +15,8 @@ from image_classifier.tools.near_duplicates.copies import (
     group_copies,
 )
 
-checking = pytest.importorskip("image_classifier.tools.check.check")
+CHECK = "image_classifier.tools.check"
+checking = pytest.importorskip(f"{CHECK}.check")
 
 PICTURE = "train/ant/0.jpg"
 
