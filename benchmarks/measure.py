@@ -9,7 +9,7 @@ trust, search, faults, tests. What needs images that are not given is left out, 
 and its date; results of a GPU are those of `gpu.py`.
 
 Nothing else runs on the machine, and all changes are committed. Results are in `build/measured`
-until the end: a command whose results are there, of this commit, is not run again. At the end they
+until the end: a command whose result is there, and not stale, is not run again. At the end they
 are copied into `results/`, and `figures.py` writes the pages. Needs uv; makes `build/peers`, an
 environment with all peers (UV_TORCH_BACKEND=cpu: without CUDA).
 """
@@ -127,7 +127,7 @@ def make_peers() -> None:
 def measure(name: str, words: str) -> bool:
     """Run one script, unless its result of this commit is there; whether it is there then."""
     path = MEASURED / f"{name}.json"
-    if path.exists() and json.loads(path.read_text())["commit"] == measurements.commit():
+    if path.exists() and not measurements.staleness(json.loads(path.read_text())):
         return True
     path.unlink(missing_ok=True)
     print(f"\n== {name}: {words}", flush=True)

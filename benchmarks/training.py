@@ -334,7 +334,7 @@ def ours(course: Course, cache: str = "raw", **knobs: Any) -> None:  # noqa: ANN
 
     def watched(data: Any, start: int, stop: int, batches: Callable) -> Iterator[Any]:  # noqa: ANN401
         yield from course.watched(batches(data, start, stop))
-        raise ours.EnoughError
+        raise project.EnoughError
 
     project.train(config, watched)
     rows = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
