@@ -287,9 +287,11 @@ def gpu(result: Result) -> str:
 # What was measured, in which result, and what it says.
 SUMMARY: list[tuple[str, str, Callable[[Result], str]]] = [
     ("photographs, 2 workers: CPU time per image", "loaders", loaders),
+    ("the same on a CPU with AMX", "loaders-amx", loaders),
     ("32 x 32 images in memory, augmented and normalized", "resident", resident),
     ("224 x 224 photographs: CPU time per image of a policy", "policies", policies),
     ("ResNet-18, 128 pixels, photographs, whole training", "training", training),
+    ("the same on a CPU with AMX, which has bf16", "training-amx", training),
     ("ResNet-50, 224 pixels, compiled, on a GPU", "training-cuda", training_on_gpu),
     ("training steps alone, by `--precision`", "precision", precision),
     ("the loop itself, beside a small model", "overhead", overhead),
@@ -360,6 +362,7 @@ HIGHLIGHTS: list[tuple[str, str, Callable[[Result], str]]] = [
     ("photographs to uint8 batches, 2 workers", "loaders", photographs_to_batches),
     ("ResNet-50 from JPEG files, one H200", "training-cuda", whole_training),
     ("ResNet-18 at 128 pixels on a CPU", "training", whole_training),
+    ("the same on a CPU with AMX", "training-amx", whole_training),
     ("fine-tuning on 150 photographs", "transfer", fine_tuning),
     ("`kill -9` at random moments, then resume", "faults", exact_resume),
     ("faults injected for real", "faults", promises),

@@ -15,8 +15,9 @@ compiled, workers load two batches each. It stops after the last step; neither i
 evaluation are in it. On a GPU all but `examples`, which has no such switch, compile the network.
 
 - `examples`: the loop of pytorch/examples, which is in float32
-- `timm`: the components of timm and the loop of its train.py, channels_last, bf16
-- `lightning`: Lightning's Trainer, bf16-mixed, around the loader of `examples`
+- `timm`: the components of timm and the loop of its train.py, channels_last; bf16, where the CPU
+  or the GPU has instructions for it, else it would be slower than fp32
+- `lightning`: Lightning's Trainer, likewise, around the loader of `examples`
 - `ours-streamed`: `train` of a generated project, from the same files
 - `ours-fp32-nchw`: from the raw cache of `prepare`, all else as in `examples`
 - `ours-fp32`: and channels_last
@@ -228,11 +229,18 @@ def examples(course: Course) -> None:
             print(step, *(f"{name} {meters[name]}" for name in names), sep="\t")
 
 
+def has_fast_bf16(device: str) -> bool:
+    """Whether a peer gains by bf16."""
+    flags = measurements.machine()["flags"]
+    return device == "cuda" or not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags)
+
+
 def timm(course: Course) -> None:
     """The loop of timm's train.py, restated, with its loader and its optimizer.
 
     https://github.com/huggingface/pytorch-image-models/blob/main/train.py with
-    `--channels-last --amp --amp-dtype bfloat16 --opt sgd --device cpu`, or `cuda --torchcompile`.
+    `--channels-last --amp --amp-dtype bfloat16 --opt sgd --device cpu`, or `cuda --torchcompile`;
+    without `--amp` where bf16 is slow.
     """
     import torch
     from timm.optim import create_optimizer_v2
@@ -250,7 +258,7 @@ def timm(course: Course) -> None:
     optimizer.zero_grad()
     for batch, target in course.watched(loaders.timm_loader(course.task)):
         images = batch.contiguous(memory_format=torch.channels_last)
-        with torch.autocast(course.device, torch.bfloat16):
+        with torch.autocast(course.device, torch.bfloat16, enabled=has_fast_bf16(course.device)):
             output = model(images)
             loss = criterion(output, target)
         loss.backward()
@@ -310,7 +318,7 @@ def lightning(course: Course) -> None:
     trainer = Trainer(
         accelerator="gpu" if course.device == "cuda" else "cpu",
         devices=1,
-        precision="bf16-mixed",
+        precision="bf16-mixed" if has_fast_bf16(course.device) else "32-true",
         max_steps=course.steps,
         callbacks=[Clock()],
         logger=False,

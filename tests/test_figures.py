@@ -62,8 +62,8 @@ def test_a_figure_names_its_version_or_between_two_its_commit():
 def test_every_result_that_needs_no_gpu_is_measured_again_by_make_measure():
     again = {name: words.split()[0] for name, words in (*measure.QUICK, *measure.LONG)}
     names = {path.stem for path in measurements.RESULTS.glob("*.json")}
-    of_gpus = {name for name in names if re.search("gpu|cuda", name)}
-    assert names - again.keys() - of_gpus == {"faults"}  # make faults
+    of_others = {name for name in names if re.search("gpu|cuda|amx", name)}  # machines
+    assert names - again.keys() - of_others == {"faults"}  # make faults
     for name, script in again.items():
         result = measurements.load(name)
         assert result["script"] == f"benchmarks/{script}.py"
