@@ -1,7 +1,7 @@
 """Measure again what the README and docs/ show: one commit, one machine, one command.
 
     make measure                                            # on generated images
-    make measure WORDS='--flowers flowers --trash trash'    # all of it: an hour on 2 cores
+    make measure WORDS='--flowers flowers --trash trash'    # all of it: one to two hours
     make measure WORDS='--long --flowers flowers --trash trash --aerial aerial --timm timm'
 
 `--list` prints the commands. With `--long` they are those that take hours: fine-tuning, scores to
@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 
 import measurements
+from figures import clock
 from measurements import PROJECT, ROOT
 
 PEERS = ROOT / "build" / "peers"
@@ -98,7 +99,7 @@ def main() -> None:
     for path in MEASURED.glob("*.json"):
         shutil.copy(path, measurements.RESULTS)
     subprocess.run([sys.executable, "benchmarks/figures.py"], cwd=ROOT, check=True)
-    print(f"{len(rows) - len(failed)} of {len(rows)} measured in {minutes(begun)}")
+    print(f"{len(rows) - len(failed)} of {len(rows)} measured in {clock(time.monotonic() - begun)}")
     if failed:
         raise SystemExit(f"not measured: {', '.join(failed)}")
 
@@ -125,7 +126,7 @@ def make_peers() -> None:
 
 
 def measure(name: str, words: str) -> bool:
-    """Run one script, unless its result of this commit is there; whether it is there then."""
+    """Run one script, unless its result is there and not stale; whether it is there then."""
     path = MEASURED / f"{name}.json"
     if path.exists() and not measurements.staleness(json.loads(path.read_text())):
         return True
@@ -136,14 +137,8 @@ def measure(name: str, words: str) -> bool:
     python = sys.executable if script in OF_THIS_ENVIRONMENT else PEERS / "bin" / "python"
     command = [python, f"benchmarks/{script}.py", *options, "--results", MEASURED]
     subprocess.run(command, cwd=ROOT, check=False)
-    print(f"== {name}: {minutes(begun)}", flush=True)
+    print(f"== {name}: {clock(time.monotonic() - begun)}", flush=True)
     return path.exists()
-
-
-def minutes(begun: float) -> str:
-    """The time since `begun`, in minutes and seconds."""
-    seconds = round(time.monotonic() - begun)
-    return f"{seconds // 60}:{seconds % 60:02}"
 
 
 if __name__ == "__main__":

@@ -469,3 +469,17 @@ def train_until(config, step, kill=True):
     with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
         after_each_step(patch, stop)
         train(config)
+
+
+def write_trial(folder, number, top1s, end="", **knobs):
+    """Write the folder of a trial of a search; its loss is 1 - top-1."""
+    place = folder / f"{number:03}"
+    place.mkdir(parents=True)
+    (place / "trial.json").write_text(json.dumps({"knobs": knobs, "end": end}))
+    state = "interrupted" if end else "done"
+    (place / "status.json").write_text(json.dumps({"state": state, "step": 10 * len(top1s)}))
+    rows = [
+        {"step": 10 * n, "epoch": float(n), "val/top1": top1, "val/loss": 1 - top1}
+        for n, top1 in enumerate(top1s, 1)
+    ]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -65,7 +65,8 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
         images = Images(files, trained, options.batch_size, options.workers, world)
         with closing(images), smaller_batch_on_oom("--batch-size", options.batch_size):
             if out:
-                num_bad = write_rows(open_output(options, trained, images), trained, images, wanted)
+                output = open_output(options, trained, images, wanted.top_k)
+                num_bad = write_rows(output, trained, images, wanted)
             else:
                 num_bad = print_rows(trained, images, wanted)
             if embeddings:
@@ -76,13 +77,15 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
     return len(files) - num_bad
 
 
-def open_output(options: PredictOptions, trained: LoadedModel, images: Images) -> Output:
+def open_output(
+    options: PredictOptions, trained: LoadedModel, images: Images, top_k: int
+) -> Output:
     """Begin or resume the file `--out`."""
     command = {
         "weights": trained.digest,
         "images": images.source.fingerprint(),
         "precision": trained.precision.name,
-        "--top-k": min(options.top_k, len(trained.classes)),
+        "--top-k": top_k,
         "--batch-size": options.batch_size,
         "--tta": trained.normalize.tta,
     }

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from conftest import write_trial
 
 tune = pytest.importorskip("ray.tune")
 pytest.importorskip("optuna")
@@ -117,7 +118,7 @@ def test_what_cannot_be_searched_is_refused_in_a_line(words, expected, refusal, 
 def test_a_folder_with_a_search_for_something_else_is_refused(kind, refusal, tmp_path):
     about = {"preset": "smoke", "changed": {}, "space": "optimizers", "knobs": {}}
     (tmp_path / "search.json").write_text(json.dumps(about))
-    run_folder(tmp_path, 0, [0.5], **{"optim.name": "sgd", "optim.lr": 0.1})
+    write_trial(tmp_path, 0, [0.5], **{"optim.name": "sgd", "optim.lr": 0.1})
     words = ["--space", "lr", "--search", kind, "--run.dir", tmp_path]
     assert "holds a search with another preset, space or config" in refusal(
         "search", "smoke", *words
@@ -180,24 +181,10 @@ def test_hyperband_ends_bad_trials_in_brackets_that_are_the_same_for_the_same_se
     assert {*first} == {1, 3, 9}
 
 
-def run_folder(folder, number, top1s, end="", **knobs):
-    """The folder of a trial; its loss is 1 - top-1."""
-    place = folder / f"{number:03}"
-    place.mkdir(parents=True)
-    (place / "trial.json").write_text(json.dumps({"knobs": knobs, "end": end}))
-    state = "interrupted" if end else "done"
-    (place / "status.json").write_text(json.dumps({"state": state, "step": 10 * len(top1s)}))
-    rows = [
-        {"step": 10 * n, "epoch": float(n), "val/top1": top1, "val/loss": 1 - top1}
-        for n, top1 in enumerate(top1s, 1)
-    ]
-    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def test_the_table_has_the_best_first_and_what_all_took(tmp_path):
     for number, lr in enumerate((0.01, 0.1, 1.0, 0.02, 0.2)):
-        run_folder(tmp_path, number, [0.3, 0.5 + lr / 10], **{"optim.lr": lr})
-    run_folder(tmp_path, 5, [0.9], "stopped", **{"optim.lr": 0.5})
+        write_trial(tmp_path, number, [0.3, 0.5 + lr / 10], **{"optim.lr": lr})
+    write_trial(tmp_path, 5, [0.9], "stopped", **{"optim.lr": 0.5})
     trials = results.read_trials(tmp_path, "top1")
     best = results.best_of(trials)
     assert (best.number, best.state, trials[5].state) == (2, "done", "stopped")
@@ -237,8 +224,8 @@ def run_trial(folder, metric="top1", is_stopped=False):
 
 @pytest.mark.parametrize("best_by", ["top1", "loss"])
 def test_a_trial_is_as_good_as_the_weights_in_its_best_pt(best_by, tmp_path):
-    run_folder(tmp_path, 0, [0.5, 0.9, 0.2])
-    run_folder(tmp_path, 1, [0.6, 0.7, 0.8])
+    write_trial(tmp_path, 0, [0.5, 0.9, 0.2])
+    write_trial(tmp_path, 1, [0.6, 0.7, 0.8])
     trials = results.read_trials(tmp_path, best_by)
     assert results.best_of(trials).number == 0
     assert results.table_of(trials, 3).splitlines()[1].split() == [
@@ -256,7 +243,7 @@ def test_a_trial_is_as_good_as_the_weights_in_its_best_pt(best_by, tmp_path):
 
 def test_a_trial_that_was_stopped_is_not_trained_on(tmp_path, monkeypatch):
     monkeypatch.setattr(trial, "start_run", Mock(side_effect=AssertionError))
-    run_folder(tmp_path, 0, [0.5, 0.9], "stopped", lr=1)
+    write_trial(tmp_path, 0, [0.5, 0.9], "stopped", lr=1)
     run = replace(Config().run, dir=str(tmp_path))
     engine = Mock()
     engine.suggest.return_value = {"lr": 1}
@@ -279,8 +266,8 @@ def test_a_trial_at_its_time_limit_is_saved_and_ends_the_search_with_start_me_ag
     for name in ("start_ray", "ray", "build_scheduler"):
         monkeypatch.setattr(search, name, Mock())
     monkeypatch.setattr(search.tune, "Tuner", Mock())
-    run_folder(tmp_path, 0, [], "stopped")
-    run_folder(tmp_path, 1, [0.5])
+    write_trial(tmp_path, 0, [], "stopped")
+    write_trial(tmp_path, 1, [0.5])
     limited = run_trial(tmp_path / "000")
     with pytest.raises(RuntimeError, match="is over: saved"):
         limited.step()

@@ -1,10 +1,8 @@
 # ruff: noqa: E402 - nothing here can be imported without Ray
 """The page of a search: it shows all trials, needs nothing, and says which knobs matter."""
 
-import json
-
 import pytest
-from conftest import HOSTILE, Shown
+from conftest import HOSTILE, Shown, write_trial
 
 tune = pytest.importorskip("ray.tune")
 pytest.importorskip("optuna")
@@ -20,26 +18,12 @@ from image_classifier.tools.search import (
 from image_classifier.tools.search_page import trials_page
 
 
-def run_folder(folder, number, top1s, end="", **knobs):
-    """The folder of a trial; its loss is 1 - top-1."""
-    place = folder / f"{number:03}"
-    place.mkdir(parents=True)
-    (place / "trial.json").write_text(json.dumps({"knobs": knobs, "end": end}))
-    state = "interrupted" if end else "done"
-    (place / "status.json").write_text(json.dumps({"state": state, "step": 10 * len(top1s)}))
-    rows = [
-        {"step": 10 * n, "epoch": float(n), "val/top1": top1, "val/loss": 1 - top1}
-        for n, top1 in enumerate(top1s, 1)
-    ]
-    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def test_the_page_shows_all_trials_needs_nothing_and_runs_nothing(tmp_path):
     for number, lr in enumerate((0.01, 0.1, 1.0, 0.02, 0.2)):
-        run_folder(
+        write_trial(
             tmp_path, number, [0.3, 0.5 + lr / 10], **{"optim.lr": lr, "a.b": HOSTILE[number % 4]}
         )
-    run_folder(tmp_path, 5, [0.9], "stopped", **{"optim.lr": 0.5, "a.b": HOSTILE[0]})
+    write_trial(tmp_path, 5, [0.9], "stopped", **{"optim.lr": 0.5, "a.b": HOSTILE[0]})
     trials = results.read_trials(tmp_path, "top1")
     table = results.table_of(trials, 2)
     text = trials_page.page_of("<b>", trials, table, {"optim.lr": 1.0})
@@ -57,7 +41,7 @@ def test_a_grid_between_bounds_of_many_digits_has_an_importance(tmp_path):
     }
     space = engines.open_space(domains, Config())
     for number, knobs in enumerate(engines.grid(space, 9, seed=0)):
-        run_folder(tmp_path, number, [knobs["optim.lr"]], **knobs)
+        write_trial(tmp_path, number, [knobs["optim.lr"]], **knobs)
     found = trials_page.importance_of(results.read_trials(tmp_path, "top1"), space)
     assert found["optim.lr"] > found["optim.momentum"]
     assert not trials_page.importance_of(results.read_trials(tmp_path, "top1"), spaces.optimizers)
