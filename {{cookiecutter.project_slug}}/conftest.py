@@ -1,6 +1,8 @@
 """What several tests need: processes that start at once, tiny configs, photographs."""
 
+import csv
 import gc
+import io
 import json
 import multiprocessing
 import os
@@ -29,7 +31,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from image_classifier.cli import commands, main
-from image_classifier.config import Config
+from image_classifier.config import Config, DataConfig
+from image_classifier.data.datasets import open_files
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
 from image_classifier.extensions import (
@@ -483,3 +486,28 @@ def write_trial(folder, number, top1s, end="", **knobs):
         for n, top1 in enumerate(top1s, 1)
     ]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens a table, made of rows or of its bytes, whose images are there or not."""
+
+    def open_split(table, split="train", *, name="labels.csv", files=(), columns=(), **knobs):
+        for file in files:
+            path = tmp_path / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        text = io.StringIO()
+        if isinstance(table, list):
+            csv.writer(text).writerows(table)
+        content = table if isinstance(table, bytes) else text.getvalue().encode()
+        (tmp_path / name).write_bytes(content)
+        data = DataConfig("folder", str(tmp_path), 0.001, labels=name, columns=columns)
+        return open_files(changed(Config(data=data), **knobs).data, split)
+
+    return open_split
+
+
+def paths_of(source):
+    """The paths of a source, in the order of its rows."""
+    return [source.paths.relative(n).decode() for n in range(len(source))]

@@ -1,47 +1,19 @@
 """Columns by their cells, files as the disk has them, and names that may be a mistake."""
 
-import csv
-import io
 import json
 import re
 from unicodedata import normalize
 
 import pytest
-from conftest import changed
+from conftest import paths_of
 
-from image_classifier.config import Config, DataConfig
+from image_classifier.config import DataConfig
 from image_classifier.data.datasets import (
     open_dataset,
-    open_files,
 )
 from image_classifier.errors import UserError
 
 pytest.importorskip("image_classifier.tools.label_table")
-
-
-@pytest.fixture
-def opened(tmp_path):
-    """Opens a table, made of rows or of its bytes, whose images are there or not."""
-
-    def open_split(table, split="train", *, name="labels.csv", files=(), columns=(), **knobs):
-        for file in files:
-            path = tmp_path / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-        text = io.StringIO()
-        if isinstance(table, list):
-            csv.writer(text).writerows(table)
-        content = table if isinstance(table, bytes) else text.getvalue().encode()
-        (tmp_path / name).write_bytes(content)
-        data = DataConfig("folder", str(tmp_path), 0.001, labels=name, columns=columns)
-        return open_files(changed(Config(data=data), **knobs).data, split)
-
-    return open_split
-
-
-def names_of(source):
-    """The paths of a source, in the order of its rows."""
-    return [source.paths.relative(n).decode() for n in range(len(source))]
 
 
 ANT_BEE = [["1", "0"], ["0", "1"]] * 3
@@ -67,14 +39,14 @@ def test_yes_and_no_for_validation_are_the_split_and_never_a_class(opened, name,
     ):
         train, val = opened(table), opened(table, "val")
         assert len(train.classes) == 2
-        assert (names_of(train), names_of(val)) == ([*"0134"], [*"25"])
+        assert (paths_of(train), paths_of(val)) == ([*"0134"], [*"25"])
         assert f"split: column {name}" in train.notes[0]
 
 
 def test_columns_of_parts_together_or_unclear_ones_are_no_classes(opened):
     table = [["path", "is_test", "is_train", "is_valid", "ant", "bee"]]
     table += [[n, n == 1, n > 1, n == 0, *own] for n, own in enumerate(ANT_BEE)]
-    found = [names_of(opened(table, split)) for split in ("train", "val", "test")]
+    found = [paths_of(opened(table, split)) for split in ("train", "val", "test")]
     assert found == [[*"2345"], ["0"], ["1"]]
     with pytest.raises(UserError, match="line 4: is_valid '' should be True or False"):
         opened(beside("is_valid", ["1", "0", "", "1", "0", "1"]))
@@ -85,10 +57,10 @@ def test_columns_of_parts_together_or_unclear_ones_are_no_classes(opened):
     assert source.classes == ("ant", "bee")
     assert source.notes[0].endswith("; labels: columns ant, bee; ignored columns: valid")
     table = [["path", "is_valid", "split", "ant"], [0, 1, "train", 1], [1, 0, "val", 0]]
-    assert (names_of(opened(table)), opened(table).classes) == (["0"], ("ant",))
+    assert (paths_of(opened(table)), opened(table).classes) == (["0"], ("ant",))
     for name in ("set", "Partition", "data set", "phase"):
         table = beside(name, ["train", "train", "valid", "test", "train", "train"])
-        assert names_of(opened(table, "test")) == ["3"]
+        assert paths_of(opened(table, "test")) == ["3"]
 
 
 def test_what_was_taken_for_a_class_is_said_and_all_cells_decide(opened):
@@ -150,10 +122,10 @@ def test_a_table_without_a_header_is_told_so(opened):
 def test_an_id_is_the_file_with_the_suffix_that_there_is(opened):
     files = ["a/x.1.jpg", "a/2.PNG", "a/3.webp", "a/3.txt", "a/4", "a/5/6.jpg"]
     table = [["path", "label"], ["a/x.1", "b"], ["a/2", "c"], ["a/3", "b"], ["a/4", "c"]]
-    assert names_of(opened(table, files=files)) == ["a/x.1.jpg", "a/2.PNG", "a/3.webp", "a/4"]
+    assert paths_of(opened(table, files=files)) == ["a/x.1.jpg", "a/2.PNG", "a/3.webp", "a/4"]
     numbers = "".join(json.dumps({"id": n, "label": "ab"[n % 2]}) + "\n" for n in range(4)).encode()
     files = [f"{n}.jpg" for n in range(4)]
-    assert names_of(opened(numbers, name="labels.jsonl", files=files)) == files
+    assert paths_of(opened(numbers, name="labels.jsonl", files=files)) == files
 
 
 def test_a_path_in_another_unicode_form_is_the_file_on_the_disk(opened):
@@ -161,7 +133,7 @@ def test_a_path_in_another_unicode_form_is_the_file_on_the_disk(opened):
     files = [normalize("NFD", name.format(n)) for n in range(2)]
     files.append(normalize("NFD", "caf\xe9") + "/\xfc2.jpg")
     table = [["path", "label"], *([name.format(n), "ab"[n % 2]] for n in range(3))]
-    assert names_of(opened(table, files=files)) == files
+    assert paths_of(opened(table, files=files)) == files
     table.append([files[0], "a"])
     assert any("1 rows repeat another" in note for note in opened(table).notes)
 
@@ -231,7 +203,7 @@ def test_columns_that_may_be_the_paths_or_the_labels_are_asked_for(opened):
     with pytest.raises(UserError, match=r"'path', .*: --data.columns path=image, or .* path=mask"):
         opened(table, files=files + masks)
     numbered = [["No", "foto", "label"], *([n, f"{n}.jpg", "ab"[n % 2]] for n in range(6))]
-    assert names_of(opened(numbered, files=files)) == files  # both are the same files
+    assert paths_of(opened(numbered, files=files)) == files  # both are the same files
     with pytest.raises(UserError, match=r"no column 'label', .*: --data.columns label=COLUMN"):
         opened([["path", "Id"], ["1", "a"], ["2", "b"]])
     few = [["Image", "Id"], *([f"{n}.jpg", "ab"[n % 2]] for n in range(15))]

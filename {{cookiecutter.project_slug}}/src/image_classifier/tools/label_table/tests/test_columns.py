@@ -1,47 +1,16 @@
 """Columns by name, classes as people write them, and text as Excel saves it."""
 
-import csv
-import io
 import json
 
 import pytest
-from conftest import changed
+from conftest import changed, paths_of
 
-from image_classifier.config import Config, DataConfig
-from image_classifier.data.datasets import (
-    open_files,
-)
+from image_classifier.config import Config
 from image_classifier.errors import UserError
 from image_classifier.runtime.config_dict import (
     flatten,
     unflatten,
 )
-
-
-@pytest.fixture
-def opened(tmp_path):
-    """Opens a table, made of rows or of its bytes, whose images are there or not."""
-
-    def open_split(table, split="train", *, name="labels.csv", files=(), columns=(), **knobs):
-        for file in files:
-            path = tmp_path / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-        text = io.StringIO()
-        if isinstance(table, list):
-            csv.writer(text).writerows(table)
-        content = table if isinstance(table, bytes) else text.getvalue().encode()
-        (tmp_path / name).write_bytes(content)
-        data = DataConfig("folder", str(tmp_path), 0.001, labels=name, columns=columns)
-        return open_files(changed(Config(data=data), **knobs).data, split)
-
-    return open_split
-
-
-def names_of(source):
-    """The paths of a source, in the order of its rows."""
-    return [source.paths.relative(n).decode() for n in range(len(source))]
-
 
 ANT_BEE = [["1", "0"], ["0", "1"]] * 3
 
@@ -81,7 +50,7 @@ def test_columns_are_taken_by_name(opened):
         opened(table, columns=("path=foto",))
     columns = ("path=foto", "label=Sort", "split=part", "weight=how much")
     source = opened(table, columns=columns)
-    assert (names_of(source), source.labels.tolist()) == (files, [0, 1] * 3)
+    assert (paths_of(source), source.labels.tolist()) == (files, [0, 1] * 3)
     assert source.weights.tolist() == [2] * 6
     assert source.notes[0].endswith("ignored columns: No")
     own = [["path", "label", "Id"], *([n, n, "xy"[n % 2]] for n in range(4))]
@@ -101,8 +70,8 @@ def test_yes_and_no_in_columns_by_name_are_the_split(opened):
         *([n, "x", n == 1, n == 2] for n in range(4)),
     ]
     columns = ("split=is_valid",)
-    assert names_of(opened(table, columns=columns)) == [*"023"]
-    assert names_of(opened(table, "test", columns=("split=is test",))) == ["2"]
+    assert paths_of(opened(table, columns=columns)) == [*"023"]
+    assert paths_of(opened(table, "test", columns=("split=is test",))) == ["2"]
     table[2][2] = ""
     with pytest.raises(UserError, match="line 3: is_valid '' should be True or False"):
         opened(table, columns=columns)
@@ -205,7 +174,7 @@ def test_folds_from_one_are_named(opened):
     table = [["path", "label", "fold"], *([n, "ab"[n % 2], n % 5 + 1] for n in range(20))]
     with pytest.raises(UserError, match=r"in fold 0 of 1 \.\. 5: --data.fold 1, or number them"):
         opened(table, "val")
-    assert names_of(opened(table, "val", data__fold=5)) == ["4", "9", "14", "19"]
+    assert paths_of(opened(table, "val", data__fold=5)) == ["4", "9", "14", "19"]
 
 
 def test_a_table_of_test_images_alone_has_no_folds_to_name(opened):
@@ -245,7 +214,7 @@ def test_weights_of_float32_are_finite_and_not_all_zero(opened):
 )
 def test_tables_as_excel_saves_them_are_read(opened, text, encoding):
     source = opened(text.encode(encoding))
-    assert (source.classes, names_of(source)) == (("a,b", "c"), ["1", "2"])
+    assert (source.classes, paths_of(source)) == (("a,b", "c"), ["1", "2"])
     number = 4 if "sep" in text.lower() else 3
     with pytest.raises(UserError, match=f"line {number}: label 'nan' is unknown"):
         opened(text.replace("c", "nan").encode(encoding))
