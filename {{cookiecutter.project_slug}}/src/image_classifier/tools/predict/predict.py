@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -61,11 +61,12 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
             raise UserError("--embeddings: an ensemble has no features; name one of its runs")
         if options.tta != "as-trained":
             trained.normalize.tta = options.tta
-        wanted = Wanted(min(options.top_k, len(trained.classes)), explain, embeddings)
+        options = replace(options, top_k=min(options.top_k, len(trained.classes)))
+        wanted = Wanted(options.top_k, explain, embeddings)
         images = Images(files, trained, options.batch_size, options.workers, world)
         with closing(images), smaller_batch_on_oom("--batch-size", options.batch_size):
             if out:
-                output = open_output(options, trained, images, wanted.top_k)
+                output = open_output(options, trained, images)
                 num_bad = write_rows(output, trained, images, wanted)
             else:
                 num_bad = print_rows(trained, images, wanted)
@@ -77,15 +78,13 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
     return len(files) - num_bad
 
 
-def open_output(
-    options: PredictOptions, trained: LoadedModel, images: Images, top_k: int
-) -> Output:
+def open_output(options: PredictOptions, trained: LoadedModel, images: Images) -> Output:
     """Begin or resume the file `--out`."""
     command = {
         "weights": trained.digest,
         "images": images.source.fingerprint(),
         "precision": trained.precision.name,
-        "--top-k": top_k,
+        "--top-k": options.top_k,
         "--batch-size": options.batch_size,
         "--tta": trained.normalize.tta,
     }
@@ -139,10 +138,8 @@ def print_rows(trained: LoadedModel, images: Images, wanted: Wanted) -> int:
             print(f"{label:<{width}} {share:>6}  {printable(row['path'])}  {more}".rstrip())
         sys.stdout.flush()
         num_bad += sum(row["label"] is None for row in rows)
-        # A reader such as `head` has seen enough.
-        if not wanted.embeddings and isinstance(
-            getattr(sys.stdout, "error", None), BrokenPipeError
-        ):
+        is_closed = isinstance(getattr(sys.stdout, "error", None), BrokenPipeError)
+        if is_closed and not wanted.embeddings:  # a reader such as `head` has seen enough
             break
     return num_bad
 
