@@ -34,24 +34,24 @@ MOST_LOAD = 0.5  # of other processes, before the first command
 SETS = ("aerial", "cifar", "flowers", "scenes", "timm", "trash")
 FLOWERS = "--root {flowers} --scratch build/scratch-flowers"
 FEW = "pil-v1 timm spdl-v2 dali ours ours-prepared-jpeg ours-prepared-raw bare bare-prepared-raw"
-LOOPS = "examples timm lightning ours-streamed ours-fp32 ours"
+LOOPS = "examples timm lightning ours-streamed ours"
 
 # A result, and the script that writes it, with its options.
 QUICK = [
     ("loaders-pixels", "loaders --pixels --scratch build/scratch"),
     ("loaders", "loaders --rounds 3 --images 1536 --scratch build/scratch"),
-    ("training", f"training --rounds 3 --steps 40 --only {LOOPS}"),
+    ("training", f"training --rounds 2 --steps 20 --only {LOOPS}"),
     ("resident", "resident --rounds 3 --seconds 5"),
     ("policies", "policies --rounds 3 --seconds 2"),
-    ("overhead", "overhead --rounds 7 --blocks 30"),
-    ("recipes-shapes", "recipes --only shapes --rounds 1"),
+    ("overhead", "overhead --rounds 5 --blocks 30"),
+    ("recipes-shapes", "recipes --only shapes --rounds 2"),
     ("recipes-folder", "recipes --only folder --flowers {flowers} --rounds 2"),
-    ("input_formats", "input_formats --rounds 3"),
+    ("input_formats", "input_formats --rounds 2"),
     ("scale", "scale"),
     ("model_parallel", "model_parallel"),
     ("memory", "memory --rounds 1"),
     ("loaders-flowers-pixels", f"loaders --pixels {FLOWERS}"),
-    ("loaders-flowers", f"loaders --rounds 3 --images 1536 {FLOWERS} --only {FEW}"),
+    ("loaders-flowers", f"loaders --rounds 2 --images 1536 {FLOWERS} --only {FEW}"),
     ("near_duplicates", "near_duplicates --files {flowers} {trash}"),
     ("precision", "precision --rounds 1"),
 ]
