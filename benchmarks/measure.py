@@ -3,10 +3,11 @@
     make measure                                            # on generated images
     make measure WORDS='--flowers flowers --trash trash'    # all of it: one to two hours
     make measure WORDS='--long --flowers flowers --trash trash --aerial aerial --timm timm'
+    make measure WORDS='--long --only suites search'
 
 `--list` prints the commands. With `--long` they are those that take hours: fine-tuning, scores to
-trust, search, faults, tests. What needs images that are not given is left out, and keeps its result
-and its date; results of a GPU are those of `gpu.py`.
+trust, search, tests; `--only` names some. What needs images that are not given is left out, and
+keeps its result and its date; results of a GPU are those of `gpu.py`.
 
 Nothing else runs on the machine, and all changes are committed. Results are in `build/measured`
 until the end: a command whose result is there, and not stale, is not run again. At the end they
@@ -80,14 +81,20 @@ def main() -> None:
     )
     parser.add_argument("--long", action="store_true", help="what takes hours")
     parser.add_argument("--list", action="store_true", help="print the commands, run nothing")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these results")
     for name in SETS:
         parser.add_argument(f"--{name}", type=Path, metavar="FOLDER")
     given = parser.parse_args()
+    commands = dict(LONG if given.long else QUICK)
+    wanted = given.only or list(commands)
+    if unknown := [name for name in wanted if name not in commands]:
+        known = ", ".join(commands)
+        parser.error(f"no result of this list is called {unknown[0]}; there are {known}")
     paths = {name: path.resolve() for name, path in vars(given).items() if name in SETS and path}
     rows = [
-        (name, words.format_map(paths))
-        for name, words in (LONG if given.long else QUICK)
-        if not {*re.findall(r"{(\w+)}", words)} - paths.keys()
+        (name, commands[name].format_map(paths))
+        for name in wanted
+        if not {*re.findall(r"{(\w+)}", commands[name])} - paths.keys()
     ]
     if given.list:
         print("\n".join(f"{name:<24} {words}" for name, words in rows))
