@@ -1,5 +1,6 @@
 """`--config FILE`, which becomes flags, and the preset that needs the fewest of them."""
 
+import re
 from argparse import ArgumentError, ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,15 @@ def take_file(words: list[str], flags: list[str]) -> str:
 
 
 def again(path: Path) -> str:
-    """The name for another run of the config.json `path`, or of the run folder."""
+    """The name for another run of the config.json `path`, or of the run folder.
+
+    After `a` comes `a-again`, then `a-again-2`.
+    """
     whole = path.resolve()
-    return f"{whole.parent.name if whole.name == 'config.json' else whole.stem}-again"
+    name = whole.parent.name if whole.name == "config.json" else whole.stem
+    if found := re.fullmatch(r"(.+-again)(?:-(\d+))?", name):
+        return f"{found[1]}-{int(found[2] or 1) + 1}"
+    return f"{name}-again"
 
 
 def closest_preset(config: Config) -> tuple[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ...config import Config
 from ...models import find_library, models_by_name, published_weights
 from ...runtime.command_line import command
-from ...runtime.config_dict import words_of
+from ...runtime.config_dict import flatten, words_of
 from ..config_file.reproduce import flags_for
 from .markup import escape
 
@@ -73,6 +73,12 @@ def command_line(config: Config) -> str:
         if not knob.startswith(OF_MACHINE)
     }
     return shlex.join([*command("train").split(), name, *words_of(told)])
+
+
+def has_whole_paths(config: Config) -> bool:
+    """Whether `command_line` shortens a path."""
+    knobs = flatten(config)
+    return any(public(knobs[knob]) != knobs[knob] for knob in PATHS if knob in knobs)
 
 
 def public(path: str) -> str:

@@ -14,7 +14,7 @@ from ...runtime.console import clock
 from ...tracking import PROJECT
 from .facts import Facts
 from .markup import code, escape, items, table
-from .origin import base_of, command_line, library_of
+from .origin import base_of, command_line, has_whole_paths, library_of
 
 PAIRS = 10  # of classes that are confused
 HIDDEN = ("changed", "platform")  # entries of environment.json that name files and the machine
@@ -176,7 +176,8 @@ def training_section(facts: Facts) -> str:
     ]
     changed = "\n\nThe code had changes that are not in the commit." * ("changed" in known)
     line = code("sh", command_line(config))
-    return f"## Training\n\n{line}\n\n{items(rows)}{changed}"
+    cut = "Only the last part of each path is shown.\n\n" * has_whole_paths(config)
+    return f"## Training\n\n{line}\n\n{cut}{items(rows)}{changed}"
 
 
 def limits_section(facts: Facts) -> str:

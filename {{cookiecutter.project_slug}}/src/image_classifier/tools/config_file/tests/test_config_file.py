@@ -22,6 +22,7 @@ from image_classifier.runtime.config_dict import (
     to_save,
     words_of,
 )
+from image_classifier.tools.config_file.presets import again
 
 OWN = """
 epochs = 2
@@ -104,6 +105,12 @@ def test_the_config_of_a_run_is_whole_and_names_another_run(begun):
     assert flatten(begun("--config runs/a")) == expected
     assert take_preset(["--config", "runs/a"], "shapes")[0] == "folder"  # the closest
     assert begun("--config runs/a --data.limit 7").data.limit == 7
+
+
+def test_each_repetition_of_a_run_has_a_folder_of_its_own():
+    for name, following in (("a", "a-again"), ("a-again", "a-again-2"), ("a-again-9", "a-again-10")):
+        assert again(Path("runs", name)) == following
+        assert again(Path("runs", name, "config.json")) == following
 
 
 def test_an_old_config_is_read_without_what_it_did_not_use(begun, monkeypatch, refusal):

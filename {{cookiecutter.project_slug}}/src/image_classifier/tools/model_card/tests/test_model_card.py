@@ -160,6 +160,8 @@ def test_training_images_are_counted_while_they_are_those_of_the_run(on_photos, 
     train(config := changed(on_photos, data__root=str(root), data__limit=0))
     text = write(config.run.dir)
     assert "photos: 12 for training, 4 for validation." in text
+    assert str(root) not in text
+    assert "Only the last part of each path is shown." in section(text, "## Training")
     assert ["ant", "6", "2"] in cells(section(text, "## Images"))
     assert "2 of 2 classes have fewer than 30 training images; ant has 6." in text
     next(root.glob("train/ant/*")).unlink()
