@@ -44,7 +44,7 @@ import project
 import rounds
 
 ABOUT = "train parallel precision optim checkpoints runtime/distributed runtime/launch"
-ABOUT += " models/torchvision tools/fsdp/parallel"
+ABOUT += " models/torchvision tools/fsdp/shards"
 CLASSES, STEPS = 10, 3  # steps of a kind in a turn
 KINDS = ("fp32", "bf16", "alone", "after", "buffers", "static", "fsdp")
 ON_NETWORK = {"fp32": "network_mb", "fsdp": "fsdp_network_mb"}
@@ -133,10 +133,10 @@ def build_step(kind: str, options: argparse.Namespace, world: Any) -> Callable[[
     from image_classifier.data import Augmented
     from image_classifier.models import build_model
     from image_classifier.optim import build_optimizer
-    from image_classifier.parallel import wrap_ddp
+    from image_classifier.parallel import Replicas
     from image_classifier.precision import Precision
     from image_classifier.tasks import Loss, class_loss
-    from image_classifier.tools.fsdp import parallel as sharding
+    from image_classifier.tools.fsdp.shards import Shards
     from image_classifier.train import train_step
     from torch.nn.parallel import DistributedDataParallel
 
@@ -144,17 +144,14 @@ def build_step(kind: str, options: argparse.Namespace, world: Any) -> Callable[[
     config = build_config(options, "bf16" if kind == "bf16" else "fp32")
     model = build_model(config.model, CLASSES, side).to(memory_format=torch.channels_last)
     precision = Precision("fp32", config.compute, config.optim, world.device)
-    if kind == "fsdp":
-        sharding.shard(model, precision, world)
-    optimizer = build_optimizer(config.optim, model)
-    if kind == "fsdp":
-        sharding.step_on_parts(optimizer)
-        ddp_model = model
-    elif kind == "static":
+    ranks = (Shards if kind == "fsdp" else Replicas)(config.compute, world)
+    ranks.shard([model], precision)
+    optimizer = ranks.own(build_optimizer(config.optim, model))
+    if kind == "static":
         ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
         ddp_model.broadcast_buffers = False
     else:
-        ddp_model = wrap_ddp(model, world, config.compute)
+        ddp_model = ranks.wrap(model)
         ddp_model.broadcast_buffers = kind == "buffers"
     exchanges = kind not in ("alone", "after") or world.size == 1
     images = torch.randn(share, 3, side, side).to(memory_format=torch.channels_last)
