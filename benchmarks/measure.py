@@ -1,13 +1,13 @@
 """Measure again what the README and docs/ show: one commit, one machine, one command.
 
     make measure                                            # on generated images
-    make measure WORDS='--flowers flowers --trash trash'    # all of it: one to two hours
+    make measure WORDS='--flowers flowers --trash trash'    # all of it: about 80 minutes
     make measure WORDS='--long --flowers flowers --trash trash --aerial aerial --timm timm'
     make measure WORDS='--long --only suites search'
 
 `--list` prints the commands. With `--long` they are those that take hours: fine-tuning, scores to
-trust, search, tests; `--only` names some. What needs images that are not given is left out, and
-keeps its result and its date; results of a GPU are those of `gpu.py`.
+trust, search, presets, tests; `--only` names some. What needs images that are not given is left
+out, and keeps its result and its date; results of a GPU are those of `gpu.py`.
 
 Nothing else runs on the machine, and all changes are committed. Results are in `build/measured`
 until the end: a command whose result is there, and not stale, is not run again. At the end they
@@ -43,10 +43,9 @@ QUICK = [
     ("loaders", "loaders --rounds 3 --images 1536 --scratch build/scratch"),
     ("training", f"training --rounds 2 --steps 20 --only {LOOPS}"),
     ("resident", "resident --rounds 3 --seconds 5"),
-    ("policies", "policies --rounds 3 --seconds 2"),
-    ("overhead", "overhead --rounds 5 --blocks 30"),
+    ("policies", "policies --rounds 2 --seconds 2"),
+    ("overhead", "overhead --rounds 3 --blocks 30"),
     ("recipes-shapes", "recipes --only shapes --rounds 2"),
-    ("recipes-folder", "recipes --only folder --flowers {flowers} --rounds 2"),
     ("input_formats", "input_formats --rounds 2"),
     ("scale", "scale"),
     ("model_parallel", "model_parallel"),
@@ -54,7 +53,6 @@ QUICK = [
     ("loaders-flowers-pixels", f"loaders --pixels {FLOWERS}"),
     ("loaders-flowers", f"loaders --rounds 2 --images 1536 {FLOWERS} --only {FEW}"),
     ("near_duplicates", "near_duplicates --files {flowers} {trash}"),
-    ("precision", "precision --rounds 1"),
 ]
 LONG = [
     (
@@ -68,7 +66,9 @@ LONG = [
     ("trust-bursts", "trust --only bursts"),
     ("trust-test", "trust --only test --aerial {aerial}"),
     ("search", "search --folder build/search"),
+    ("recipes-folder", "recipes --only folder --flowers {flowers} --rounds 2"),
     ("recipes-cifar10_speed", "recipes --only cifar10_speed --cifar {cifar} --rounds 2"),
+    ("precision", "precision"),
     ("suites", "suites"),
 ]
 OF_THIS_ENVIRONMENT = ("suites",)  # that of `make test`, without peers
