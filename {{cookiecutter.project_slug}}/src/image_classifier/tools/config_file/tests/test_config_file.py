@@ -108,7 +108,11 @@ def test_the_config_of_a_run_is_whole_and_names_another_run(begun):
 
 
 def test_each_repetition_of_a_run_has_a_folder_of_its_own():
-    for name, following in (("a", "a-again"), ("a-again", "a-again-2"), ("a-again-9", "a-again-10")):
+    for name, following in (
+        ("a", "a-again"),
+        ("a-again", "a-again-2"),
+        ("a-again-9", "a-again-10"),
+    ):
         assert again(Path("runs", name)) == following
         assert again(Path("runs", name, "config.json")) == following
 
