@@ -17,7 +17,9 @@ def taken(module, name):
         ImportError: if it finds nothing.
     """
     owner = importlib.import_module(module)
-    return getattr(owner, name, None) or importlib.import_module(f"{module}.{name}")
+    if hasattr(owner, name):
+        return getattr(owner, name)
+    return importlib.import_module(f"{module}.{name}")
 
 
 def missing(source):

@@ -5,7 +5,7 @@ import re
 from unicodedata import normalize
 
 import pytest
-from conftest import paths_of
+from conftest import ANT_BEE, beside, paths_of
 
 from image_classifier.config import DataConfig
 from image_classifier.data.datasets import (
@@ -14,15 +14,6 @@ from image_classifier.data.datasets import (
 from image_classifier.errors import UserError
 
 pytest.importorskip("image_classifier.tools.label_table")
-
-
-ANT_BEE = [["1", "0"], ["0", "1"]] * 3
-
-
-def beside(name, cells):
-    """A table with a column of this name and two of classes."""
-    rows = [[n, cell, *own] for n, (cell, own) in enumerate(zip(cells, ANT_BEE, strict=True))]
-    return [["path", name, "ant", "bee"], *rows]
 
 
 @pytest.mark.parametrize("name", ["is_valid", "is_val", "Is Validation", "val", "isvalid"])

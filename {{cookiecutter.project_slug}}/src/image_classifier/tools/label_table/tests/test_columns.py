@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import changed, paths_of
+from conftest import beside, changed, paths_of
 
 from image_classifier.config import Config
 from image_classifier.errors import UserError
@@ -11,14 +11,6 @@ from image_classifier.runtime.config_dict import (
     flatten,
     unflatten,
 )
-
-ANT_BEE = [["1", "0"], ["0", "1"]] * 3
-
-
-def beside(name, cells):
-    """A table with a column of this name and two of classes."""
-    rows = [[n, cell, *own] for n, (cell, own) in enumerate(zip(cells, ANT_BEE, strict=True))]
-    return [["path", name, "ant", "bee"], *rows]
 
 
 def test_a_table_with_one_label_in_each_row_is_for_either_task(opened):
