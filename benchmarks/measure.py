@@ -44,7 +44,7 @@ QUICK = [
     ("training", f"training --rounds 2 --steps 20 --only {LOOPS}"),
     ("resident", "resident --rounds 3 --seconds 5"),
     ("policies", "policies --rounds 2 --seconds 2"),
-    ("overhead", "overhead --rounds 3 --blocks 30"),
+    ("overhead", "overhead --rounds 3 --blocks 40"),
     ("recipes-shapes", "recipes --only shapes --rounds 2"),
     ("input_formats", "input_formats --rounds 2"),
     ("scale", "scale"),
