@@ -60,15 +60,19 @@ def main() -> None:
 
 
 def write_manifest() -> None:
-    """Keep git's name for the content of each file, by which an update finds it in the history."""
-    made = {}
+    """Keep git's names for the content of each file, by which an update finds it in the history.
+
+    A repository has one of two kinds, and nobody knows yet which: the second is git's SHA-256.
+    """
+    made: dict[str, dict[str, str]] = {"files": {}, "files_sha256": {}}
     for path in sorted(Path.cwd().rglob("*")):
         if path.is_file():
             content = path.read_bytes()
             blob = b"blob %d\0" % len(content) + content
             name = path.relative_to(Path.cwd()).as_posix()
-            made[name] = hashlib.sha1(blob, usedforsecurity=False).hexdigest()
-    text = json.dumps({"files": made}, indent=0) + "\n"
+            made["files"][name] = hashlib.sha1(blob, usedforsecurity=False).hexdigest()
+            made["files_sha256"][name] = hashlib.sha256(blob).hexdigest()
+    text = json.dumps(made, indent=0) + "\n"
     Path(".pretuned.json").write_text(text, encoding="utf-8", newline="\n")
 
 
@@ -143,8 +147,9 @@ def toml(value: str) -> str:
 
 
 def markdown(value: str) -> str:
-    """Return `value` as Markdown that reads as it is written."""
-    return re.sub(r"([\\`*_\[\]<>&|~#$])", r"\\\1", value)
+    """Return `value` as a line of Markdown that reads as it is written."""
+    value = re.sub(r"([\\`*_\[\]<>&|~#$])", r"\\\1", value.strip())
+    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", value)  # no list, rule or heading begins here
 
 
 QUOTES: dict[str, Callable[[str], str]] = {".toml": toml, ".md": markdown, "LICENSE": str}

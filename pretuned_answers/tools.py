@@ -49,6 +49,12 @@ def chosen(project: Path, size: str, names: str = "") -> list[str]:
     return [*dict.fromkeys(named(project, name) for name in names.split(","))]
 
 
+def are_names(project: Path, text: str) -> bool:
+    """Whether a text has the name of a tool, alone or between commas."""
+    words = {word.strip().lower().replace("-", "_") for word in text.split(",")}
+    return not words.isdisjoint(offered(project))
+
+
 def named(project: Path, name: str) -> str:
     """The folder of the tool `name`, however it is written.
 

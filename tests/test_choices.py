@@ -13,7 +13,7 @@ import pytest
 from conftest import ALL, LONG_NAMES, OFF, PROJECT, ROOT, contents, pyproject, python, template
 from markdown_it import MarkdownIt
 
-from pretuned import cli
+from pretuned import cli, update
 
 DEFAULT_WORDS = (
     *("Image Classifier", "image-classifier", "image_classifier", "Ada Lovelace"),
@@ -118,13 +118,27 @@ def test_every_command_that_makes_a_project_is_understood():
         (ROOT / name).read_text(encoding="utf-8")
         for name in ("README.md", "docs/make_a_project.md")
     ]
-    commands = re.findall(r"^uvx (--from \S+ )?pretuned\b(.*)", "\n".join(pages), re.MULTILINE)
+    start = r"^(?:uvx --from \S+ |\.venv/bin/)"  # it is on no index yet
+    commands = re.findall(rf"{start}pretuned\b(.*)", "\n".join(pages), re.MULTILINE)
     assert len(commands) >= 4
-    for source, words in commands:
-        assert source  # it is on no index yet
+    for words in commands:
         questions = cli._questions()
         options = cli._parser(questions).parse_args(shlex.split(words, comments=True))
         cli.check(cli._read_answers(options.answers, questions))
+
+
+def test_no_page_takes_the_command_from_an_index_where_anybody_may_put_one():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *PROJECT.rglob("*.md")]
+    assert not [page for page in pages if "uvx pretuned" in page.read_text(encoding="utf-8")]
+
+
+def test_tools_are_asked_for_by_name_too(here, capsys):
+    assert cli.main(["--no-input", "tools=Cutout, near-duplicates"]) == 0
+    answers = update.about(here / "image-classifier")[1]
+    assert answers["tools"] == ["cutout", "near_duplicates"]
+    capsys.readouterr()
+    assert cli.main(["--no-input", "project_slug=other", "tools=cutout,cutuot"]) == 2
+    assert "unknown tool 'cutuot'; did you mean cutout?" in capsys.readouterr().err
 
 
 def test_unanswered_questions_make_nothing(monkeypatch, here):

@@ -50,7 +50,8 @@ REFUSED = [
 ODD_TEXTS = [
     'O"Brien', "D'Arc", "back\\slash", "tail\\", "Zoë 😀 名前", "👩\u200d🔬", "a # b", "%s {0} {x}",
     "</script>", "'''", '"""', '"; __import__("os").mkdir("executed") #', "$(mkdir executed)",
-    "`mkdir executed`", "\\N{BULLET} \\u0000", "x" * 200, "[a](b)", "= [1]",
+    "`mkdir executed`", "\\N{BULLET} \\u0000", "x" * 200, "[a](b)", "= [1]", "- birds", "---",
+    "2026. Birds",
     "Image Classifier by Ada Lovelace, image-classifier",
 ]  # fmt: skip
 

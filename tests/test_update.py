@@ -189,6 +189,21 @@ def test_what_was_changed_since_an_update_was_killed_is_not_lost(project, newer,
     with pytest.raises(RefusedError, match="'LICENSE' was changed since"):
         update.update(project, newer, "")
     assert (project / "LICENSE").read_bytes().endswith(b"mine\n")
+    git(project, "checkout", "LICENSE")
+    edit(project / "Makefile", b"# not committed\n")  # which the update does not touch
+    write(project / "docs/new.md", b"not committed\n")
+    git(project, "add", "docs/new.md")
+    update.update(project, newer, "")
+    assert b"theirs\n" in (project / "LICENSE").read_bytes()
+    assert (project / "Makefile").read_bytes().endswith(b"# not committed\n")
+    assert (project / "docs/new.md").read_bytes() == b"not committed\n"
+
+
+def test_an_owner_may_go_on_without_an_update_that_was_killed(project, newer, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        patch.setattr(update.Repository, "write", lambda *_, **__: killed())
+        update.update(project, newer, "")
+    edit(project / "LICENSE", b"mine\n")
     commit(project)  # its owner goes on without that update
     assert update.update(project, newer, "")[0].startswith("M  AGENTS.md\nM  LICENSE\n")
     assert b"mine\n" in (project / "LICENSE").read_bytes()
@@ -246,6 +261,25 @@ def test_a_project_in_a_larger_repository_is_updated_alone(render, newer, tmp_pa
     changed = git(tmp_path / "all", "status", "--porcelain").splitlines()
     assert changed
     assert all(line[3:].startswith("one/") for line in changed)
+
+
+def test_a_repository_whose_names_are_sha256_is_updated_too(render, newer):
+    folder = render(**ANSWERS)
+    git(folder, "init", "--object-format=sha256")
+    commit(folder)
+    said, is_clean = update.update(folder, newer, "")
+    assert is_clean
+    assert "M  LICENSE" in said
+    commit(folder)
+    assert update.update(folder, newer, "") == ("", True)
+
+
+def test_a_base_makes_a_project_of_tools_by_name(tmp_path):
+    for names in (["calibration", "search"], []):
+        answers = ANSWERS | {"tools": names, "ci": "none", "docker": False}
+        made = contents(cli._render_again(answers, tmp_path / str(len(names))))
+        with update.rendered(str(ROOT), answers) as folder:
+            assert contents(folder) == made
 
 
 def test_what_cannot_be_updated_is_refused_in_a_line(project, tmp_path, capsys):

@@ -76,10 +76,17 @@ def _maintain(verb: str, *words: str) -> int:
         return 0
     if said:
         print("git diff shows the changes; git stash --include-untracked undoes them")
-    if options.no_check:
-        return 0
-    done = subprocess.run(["make", "check"], cwd=options.project, check=False)
-    return int(done.returncode > 0)
+    return 0 if options.no_check else _run_checks(options.project)
+
+
+def _run_checks(project: Path) -> int:
+    """Run the project's own checks, and return the exit code: 1 if one fails, or they can't run."""
+    try:
+        return int(subprocess.run(["make", "check"], cwd=project, check=False).returncode > 0)
+    except (OSError, KeyboardInterrupt) as error:
+        why = f": {_line(error)}" if isinstance(error, OSError) else ""
+        print(f"\nERROR: the update is there, and not checked{why}: make check", file=sys.stderr)
+        return 1
 
 
 def _diff(options: argparse.Namespace) -> tuple[str, bool]:
@@ -169,9 +176,7 @@ def _render_again(answers: dict[str, object], output_dir: Path) -> Path:
         if value is None:
             continue
         if key == "tools" and isinstance(value, list) and all(isinstance(x, str) for x in value):
-            names = ", ".join(value)
-            tools.chosen(tools.TEMPLATE, "none", names)  # refuses those that there are not
-            given |= {"_tools": names} if names else {"tools": "none"}
+            given |= _named_tools(", ".join(value))
             continue
         kinds = {bool: bool, list: str}.get(type(default), str)
         if not isinstance(value, kinds) or (isinstance(default, list) and value not in default):
@@ -222,7 +227,8 @@ def _version() -> str:
 def _described(key: str, default: object) -> str:
     """Return `key` with its choices, where there are any."""
     if isinstance(default, list):
-        return f"{key} ({', '.join(default)})"
+        names = ", or names: calibration,search" * (key == "tools")
+        return f"{key} ({', '.join(default)}{names})"
     return f"{key} (yes, no)" if isinstance(default, bool) else key
 
 
@@ -236,13 +242,21 @@ def _read_answers(arguments: Iterable[str], questions: dict[str, object]) -> dic
         if key not in questions:
             raise RefusedError(f"unknown key {key!a}{_nearest(key, questions)}")
         default = questions[key]
-        if isinstance(default, list):
+        if key == "tools" and tools.are_names(tools.TEMPLATE, value):
+            answers |= _named_tools(value)
+        elif isinstance(default, list):
             answers[key] = _choice(key, value, {choice.lower(): choice for choice in default})
         elif isinstance(default, bool):
             answers[key] = _choice(key, value, _YES_NO)
         else:
             answers[key] = value
     return answers
+
+
+def _named_tools(names: str) -> dict[str, object]:
+    """Return the answers that ask for tools by their names, with commas between them."""
+    tools.chosen(tools.TEMPLATE, "none", names)  # refuses those that there are not
+    return {"_tools": names} if names else {"tools": "none"}
 
 
 def _choice(key: str, value: str, choices: dict[str, object]) -> object:

@@ -45,6 +45,7 @@ SETTINGS = {  # of git, whatever the user's are
     "user.name": "pretuned",
 }
 NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # that git has for a content
+KEYS = {"sha1": "files", "sha256": "files_sha256"}  # of these names in the manifest, by their kind
 VERSION = re.compile(r"\d+(\.\d+)*([a-z]+\d+|\.dev\d+)*")
 
 Answers = dict[str, object]
@@ -128,6 +129,7 @@ class Repository:
                 "changes: git init && git add --all && git commit --message made"
             ) from error
         self.prefix = self.git("rev-parse", "--show-prefix")
+        self.key = KEYS[self.git("rev-parse", "--show-object-format")]
         private = self.git("rev-parse", "--git-path", "pretuned-index")
         place = sha256(self.prefix.encode()).hexdigest()[:12]
         self.made = f"refs/worktree/pretuned/{place}/made"  # what the template made last
@@ -199,7 +201,7 @@ class Repository:
     def manifest(self, new: Files) -> File:
         """What `.pretuned.json` holds after an update to the files `new`."""
         blobs = {path: file.blob for path, file in sorted(new.items())}
-        text = json.dumps({"files": blobs}, indent=0) + "\n"
+        text = json.dumps({self.key: blobs}, indent=0) + "\n"
         return File("100644", self.git("hash-object", "-w", "--stdin", content=text))
 
     def whole(self, project: Files) -> Files:
@@ -210,32 +212,43 @@ class Repository:
         return kept | own
 
     def pending_update(self) -> str | None:
-        """The commit of an update that was killed while it wrote; None if there is none.
+        """The commit of an update that was killed while it wrote; None if there is none."""
+        pending = self.git("for-each-ref", "--format=%(objectname)", self.pending)
+        if pending and self.git("rev-parse", "HEAD") == self.git("rev-parse", f"{pending}^"):
+            return pending
+        return None  # or its owner went on without it
+
+    def half_written(self, commit: str) -> Files:
+        """The files of the repository where an update to `commit` was killed while it wrote.
 
         Raises:
-            RefusedError: if a file that it writes is neither as it was nor as it will be.
+            RefusedError: if one that it writes is neither as it was nor as it will be.
         """
-        pending = self.git("for-each-ref", "--format=%(objectname)", self.pending)
-        if not pending:
-            return None
-        if self.git("rev-parse", "HEAD") != self.git("rev-parse", f"{pending}^"):
-            return None  # its owner went on without it
         root = Path(self.git("rev-parse", "--show-toplevel"))
         before = self.files("HEAD")
-        after = self.files(pending)
+        after = self.files(commit)
+        found = dict(before)
         for path in before.keys() | after.keys():
-            old, new = before.get(path), after.get(path)
-            if old != new:
-                file = root / path
-                blob = "not a file" if os.path.lexists(file) else ""
-                if file.is_file() and not file.is_symlink():
-                    blob = self.git("hash-object", "--no-filters", str(file))
-                if blob not in [side.blob if side else "" for side in (old, new)]:
-                    raise RefusedError(
-                        f"{path!a} was changed since an update of it was killed: commit all that "
-                        "you want to keep; then run the same command"
-                    )
-        return pending
+            sides = before.get(path), after.get(path)
+            if sides[0] == sides[1]:
+                continue
+            file = root / path
+            blob = "not a file" if os.path.lexists(file) else ""
+            mode = ""
+            if file.is_file() and not file.is_symlink():
+                blob = self.git("hash-object", "--no-filters", str(file))
+                mode = "100755" if os.access(file, os.X_OK) else "100644"
+            same = [side for side in sides if (side.blob if side else "") == blob]
+            if not same:
+                raise RefusedError(
+                    f"{path!a} was changed since an update of it was killed: commit all that "
+                    "you want to keep; then run the same command"
+                )
+            found.pop(path, None)
+            # If the mode alone differs, the side of that mode; some file systems have none.
+            if side := next((side for side in same if side and side.mode == mode), same[0]):
+                found[path] = side
+        return found
 
     def look_for_obstacles(self, tree: str) -> None:
         """Refuse to write new files where there are others that git does not have.
@@ -247,18 +260,15 @@ class Repository:
             if os.path.lexists(root / path):
                 raise RefusedError(f"{str(root / path)!a} is in the way of a new file: move it")
 
-    def write(self, commit: str, *, is_resumed: bool) -> None:
-        """Write what differs between HEAD and `commit`; git refuses to touch any other file.
+    def write(self, start: str, commit: str) -> None:
+        """Write what differs between the trees `start`, which is there, and that of `commit`.
 
-        Of an update that was killed some files are written, which was looked at before.
+        git refuses to touch a file that is otherwise than in `start`, and leaves all others alone.
         """
         self.forget_index()
-        self.git("read-tree", "HEAD")
-        if is_resumed:
-            self.git("read-tree", "--reset", "-u", commit)
-        else:
-            self.git("update-index", "-q", "--really-refresh", can_conflict=True)
-            self.git("read-tree", "-m", "-u", "HEAD", commit)
+        self.git("read-tree", start)
+        self.git("update-index", "-q", "--really-refresh", can_conflict=True)
+        self.git("read-tree", "-m", "-u", start, commit)
         self.forget_index()
 
     def commit(self, tree: str, *parents: str, message: str = "pretuned") -> str:
@@ -292,13 +302,13 @@ def about(project: Path) -> tuple[str, Answers]:
     raise RefusedError(f"{str(path)!a} {reason}: no project of this template, or a damaged one")
 
 
-def manifest(project: Path) -> dict[str, str]:
+def manifest(repository: Repository) -> dict[str, str]:
     """Git's name for each file as the template made it; none where there is no manifest."""
-    path = project / MANIFEST
+    path = repository.project / MANIFEST
     if not path.exists():
         return {}
     try:
-        files = json.loads(path.read_text(encoding="utf-8"))["files"]
+        files = json.loads(path.read_text(encoding="utf-8"))[repository.key]
         reason = "it names no contents of git"
         if all(NAME.fullmatch(blob) for blob in files.values()):
             reason = "it names files that are not in the project"
@@ -334,7 +344,10 @@ def rendered(base: str, answers: Answers) -> Iterator[Path]:
                 raise RefusedError(f"--base {base!a} is no wheel, checkout or version of pretuned")
             words = ["--no-input", "--output-dir", str(home / "made")]
             plain = re.compile("[a-z_]+")  # no option
-            words += [f"{key}={value}" for key, value in answers.items() if plain.fullmatch(key)]
+            for key, value in answers.items():
+                if plain.fullmatch(key):
+                    text = ",".join(value) or "none" if isinstance(value, list) else value
+                    words.append(f"{key}={text}")
             variables = os.environ | {
                 "PYTHONPATH": str(source or ""),
                 "PYTHONDONTWRITEBYTECODE": "1",
@@ -358,7 +371,7 @@ def base_of(repository: Repository, base: str, new: Files, version: str, answers
     Raises:
         RefusedError: if git does not have all of them, or `base` did not make them.
     """
-    made = manifest(repository.project)
+    made = manifest(repository)
     if base:
         with rendered(base, answers) as folder:
             theirs, _ = about(folder)
@@ -410,7 +423,7 @@ def sides_of(repository: Repository, render: Render, base: str, change: Tools) -
     """
     version, answers = about(repository.project)
     new = made_now(repository, render, answers, version)
-    is_same = manifest(repository.project) == {path: file.blob for path, file in new.items()}
+    is_same = manifest(repository) == {path: file.blob for path, file in new.items()}
     if change != Tools() and not is_same:
         raise RefusedError(
             f"another template made {str(repository.project)!a}, or its answers in pyproject.toml "
@@ -533,11 +546,13 @@ def carry_out(
     """Do what was planned for a `request`, or finish what was killed; return what is said of it.
 
     Raises:
-        RefusedError: if what was killed, and is finished now, was another request.
+        RefusedError: if what was killed, and is finished now, was another request; or if one of
+            its files was changed since.
     """
     pending = repository.pending_update()
-    is_resumed = pending is not None
-    if pending is None:
+    if pending is not None:
+        start = repository.tree(repository.half_written(pending))
+    else:
         left = repository.git("status", "--porcelain", "--untracked-files=all", "--", ".")
         if left:
             raise RefusedError(
@@ -550,8 +565,9 @@ def carry_out(
         message = f"{verdict}\n{found.new}\n{request}\n{found.report}"
         pending = repository.commit(found.tree, "HEAD", message=message)
         repository.git("update-ref", repository.pending, pending)
+        start = "HEAD"
     try:
-        repository.write(pending, is_resumed=is_resumed)
+        repository.write(start, pending)
     except RefusedError as error:
         raise RefusedError(f"{error}; the same command goes on") from error
     about_it = repository.git("log", "-1", "--format=%B", pending).splitlines()
