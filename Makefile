@@ -4,7 +4,9 @@ PROJECT := {{cookiecutter.project_slug}}
 DEMO := build/demo/image-classifier
 VENV ?= .venv
 
-BIN := $(abspath $(VENV))/bin
+# A relative VENV stays one: make takes a folder with a space for two.
+under = $(if $(filter /%,$(VENV)),,$(1))$(VENV)
+BIN := $(call under,$(CURDIR)/)/bin
 INSTALLED := $(VENV)/.pretuned
 UV := PATH="$$PATH:$(BIN)" uv
 
@@ -35,36 +37,36 @@ help:
 # A demo that started to train is resumed, not replaced.
 demo: $(INSTALLED)
 	@[ -d $(DEMO)/runs ] || { rm -rf $(DEMO) \
-	    && $(BIN)/pretuned --no-input --output-dir $(dir $(DEMO)); }
-	$(MAKE) -C $(DEMO) train VENV=$(abspath $(VENV))
+	    && '$(BIN)/pretuned' --no-input --output-dir $(dir $(DEMO)); }
+	$(MAKE) -C $(DEMO) train VENV=$(call under,../../../)
 
 test: $(INSTALLED)
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	cd '$(PROJECT)' && PYTHONPATH=src $(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/test_renders.py
-	$(BIN)/python -m pytest tests/test_renders.py  # starts as many processes by itself
+	'$(BIN)/ruff' check
+	'$(BIN)/ruff' format --check
+	cd '$(PROJECT)' && PYTHONPATH=src '$(BIN)/lint-imports' --no-cache
+	'$(BIN)/python' -m pytest -n 2 --dist loadfile --ignore tests/test_renders.py
+	'$(BIN)/python' -m pytest tests/test_renders.py  # starts as many processes by itself
 
 docs: $(INSTALLED)
-	$(BIN)/python docs/website.py
+	'$(BIN)/python' docs/website.py
 
 faults: $(INSTALLED)
-	$(BIN)/python -m faults
-	$(BIN)/python benchmarks/figures.py
+	'$(BIN)/python' -m faults
+	'$(BIN)/python' benchmarks/figures.py
 
 # WORDS='--flowers FOLDER --trash FOLDER' for all of it, WORDS=--help for more.
 measure: $(INSTALLED)
-	PATH="$(BIN):$$PATH" $(BIN)/python benchmarks/measure.py $(WORDS)
+	PATH="$(BIN):$$PATH" '$(BIN)/python' benchmarks/measure.py $(WORDS)
 
 figures: $(INSTALLED)
-	$(BIN)/python benchmarks/figures.py
+	'$(BIN)/python' benchmarks/figures.py
 
 notebook: $(INSTALLED)
-	$(BIN)/python docs/first_project.py
+	'$(BIN)/python' docs/first_project.py
 
 format: $(INSTALLED)
-	$(BIN)/ruff check --fix
-	$(BIN)/ruff format
+	'$(BIN)/ruff' check --fix
+	'$(BIN)/ruff' format
 
 # In an environment of its own, as users have it.
 dist:
@@ -78,8 +80,8 @@ dist:
 environment: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml $(PROJECT)/pyproject.toml
-	$(MAKE) -C '$(PROJECT)' environment VENV=$(abspath $(VENV))
-	$(UV) pip install --python $(BIN)/python --editable . --group dev
+	$(MAKE) -C '$(PROJECT)' environment VENV=$(call under,../)
+	$(UV) pip install --python '$(BIN)/python' --editable . --group dev
 	@touch $@
 
 clean:

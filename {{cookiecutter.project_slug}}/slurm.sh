@@ -1,6 +1,6 @@
 #!/bin/bash
-# sbatch slurm.sh cifar10 --optim.lr 0.3                  one node, with the GPUs requested below
-# sbatch --nodes 4 --gpus-per-node 8 slurm.sh cifar10     options of sbatch override those below
+# sbatch slurm.sh folder --data.root photos              one node, with the GPUs requested below
+# sbatch --nodes 4 --gpus-per-node 8 slurm.sh shapes     options of sbatch override those below
 #
 # Call it in this folder. Arguments go to train.py; the run folder is runs/slurm-<job>, or --run.dir.
 # Shortly before the time limit, and when the job is preempted, the run saves and ends, the job
