@@ -163,6 +163,10 @@ def read_if_there(path: Path) -> dict[str, Any]:
 
 
 def evaluations(folder: Path, metric: str) -> list[Row]:
-    """The rows of a run with scores on the validation images; none before it has begun."""
+    """The rows of a run with scores on the validation images; none before it has begun.
+
+    Without those of the weights that it began with, as no step has made them.
+    """
     path = folder / "metrics.jsonl"
-    return saved_runs.evaluations(read_rows(path), metric) if path.exists() else []
+    rows = read_rows(path) if path.exists() else []
+    return [row for row in saved_runs.evaluations(rows, metric) if row["step"]]

@@ -241,6 +241,17 @@ def test_a_trial_is_as_good_as_the_weights_in_its_best_pt(best_by, tmp_path):
     assert score == pytest.approx(0.9 if best_by == "top1" else -0.1)
 
 
+def test_what_weights_reach_before_training_is_no_evaluation_of_a_trial(tmp_path):
+    write_trial(tmp_path, 0, [0.5, 0.9])
+    path = tmp_path / "000/metrics.jsonl"
+    begun = {"step": 0, "epoch": 0.0, "val/top1": 0.95, "val/loss": 0.1}
+    path.write_text(json.dumps(begun) + "\n" + path.read_text())
+    (found,) = results.read_trials(tmp_path, "top1")
+    assert [row["val/top1"] for row in found.rows] == [0.5, 0.9]
+    assert results.table_of([found], 2)
+    assert run_trial(tmp_path / "000").step()["epoch"] == 1
+
+
 def test_a_trial_that_was_stopped_is_not_trained_on(tmp_path, monkeypatch):
     monkeypatch.setattr(trial, "start_run", Mock(side_effect=AssertionError))
     write_trial(tmp_path, 0, [0.5, 0.9], "stopped", lr=1)
