@@ -12,7 +12,7 @@ from ...metrics import confusion_of, counted_and_correct, find_metric, metric_ti
 from ...runtime.command_line import command
 from ...runtime.console import say
 from ...runtime.files import write_json
-from ..runs.many_runs import as_json, mean_text, print_table, train_all
+from ..runs.many_runs import as_json, check_run, mean_text, print_table, train_all
 from ..runs.recipe import Recipe
 from ..runs.statistics import mean_of
 
@@ -33,12 +33,7 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     folds = open_folds(recipe.config.data, count, recipe.config.model.task)
     runs = train_all(recipe, each)
     for run, fold in zip(runs, folds, strict=True):
-        saved = run.predictions
-        if saved is None or not saved.are_of(fold.fingerprint(), fold.file_digests()):
-            raise UserError(
-                f"the images have changed since {str(run.folder)!a} was trained: start over with "
-                "--run.fresh, or take another --run.dir"
-            )
+        check_run(run, recipe.config, fold)
     predicted = torch.cat([run.predictions.predicted for run in runs]).long()
     target = torch.cat([run.predictions.target for run in runs]).long()
     classes = runs[0].predictions.classes

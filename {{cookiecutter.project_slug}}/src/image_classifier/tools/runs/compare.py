@@ -14,7 +14,6 @@ from .saved_runs import SCORES, Cell, Run, columns, grain_of, read_run
 from .statistics import CONFIDENCE, Mean, by_images, mcnemar, mean_of
 
 Group = dict[int, Run]  # runs of one recipe, by seed, in rising order
-Pairs = list[tuple[Run, Run]]  # runs of two groups
 Names = tuple[str, str]  # of two groups
 
 
@@ -108,7 +107,7 @@ def compare_groups(names: Names, first: Group, second: Group) -> list[str]:
     return [f"{b} against {a}: {', '.join(changes) or 'the same config'}", *found]
 
 
-def compare_recipes(names: Names, pairs: Pairs) -> list[str]:
+def compare_recipes(names: Names, pairs: list[tuple[Run, Run]]) -> list[str]:
     """Compare two recipes, by two seeds or more, paired seed by seed."""
     grain = grain_of(run for pair in pairs for run in pair)
     metric = pairs[0][0].metric
@@ -124,11 +123,7 @@ def compare_recipes(names: Names, pairs: Pairs) -> list[str]:
 
 
 def compare_models(names: Names, one: Run, other: Run) -> list[str]:
-    """Compare two models by their predictions on the same images.
-
-    Raises:
-        UserError: if one of the runs has no predictions.
-    """
+    """Compare two models by their predictions on the same images; UserError if one has none."""
     first = one.need_predictions()
     second = other.need_predictions()
     counted, right = counted_and_correct(first.predicted, first.target)
@@ -151,11 +146,7 @@ def compare_models(names: Names, one: Run, other: Run) -> list[str]:
 
 
 def check_pair(one: Run, other: Run) -> None:
-    """Check that two runs have one metric and, as far as that is known, the same images.
-
-    Raises:
-        UserError: naming both runs.
-    """
+    """Raise `UserError` unless two runs have one metric and, where known, the same images."""
     runs = f"{str(one.folder)!a} and {str(other.folder)!a}"
     if one.metric != other.metric:
         raise UserError(

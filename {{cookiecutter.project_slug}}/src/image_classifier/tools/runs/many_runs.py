@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ...config import FREE_TO_CHANGE
+from ...config import FREE_TO_CHANGE, Config
+from ...data import Source, open_dataset
 from ...errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
 from ...extensions import of_tools
 from ...metrics import find_metric, metric_number, metric_title, scale
@@ -28,7 +29,7 @@ from ...runtime.signals import TIME_LIMIT, Signals, StoppedError
 from ...tasks import metric_of
 from .child_runs import POLL_SECONDS, end_run, last_line, start_run, wait_until_free
 from .recipe import Recipe
-from .saved_runs import SCORES, Run, columns, grain_of, read_run
+from .saved_runs import FIXED_KNOB, SCORES, Run, columns, grain_of, read_run
 from .statistics import CONFIDENCE, Mean, mean_of
 
 Knobs = dict[str, Any]  # options by their dotted names
@@ -44,6 +45,9 @@ def repeat(recipe: Recipe, count: int) -> None:
     """
     seeds = range(recipe.config.seed, recipe.config.seed + count)
     runs = train_all(recipe, {f"seed-{seed}": {"seed": seed} for seed in seeds})
+    images = open_dataset(recipe.config.data, "val").fitted(recipe.config.model.task, "val")
+    for run in runs:
+        check_run(run, recipe.config, images)
     metric = runs[0].metric
     is_share = find_metric(metric).is_percent
     rows = [{"seed": run.seed} | as_json(run) for run in runs]
@@ -56,6 +60,16 @@ def repeat(recipe: Recipe, count: int) -> None:
     write_json(recipe.folder / "results.json", content)
     print_table("seed", dict(zip(seeds, runs, strict=True)))
     print("\n".join(lines))
+
+
+def check_run(run: Run, config: Config, images: Source) -> None:
+    """Raise `UserError` if a run, perhaps done before, had other weights or validation images."""
+    is_same = run.need_predictions().are_of(images.fingerprint(), images.file_digests())
+    if not is_same or run.knobs.get(FIXED_KNOB, "") != config.run.init_from:
+        raise UserError(
+            f"the images or --run.init-from have changed since {str(run.folder)!a} was trained: "
+            "start over with --run.fresh, or take another --run.dir"
+        )
 
 
 def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
@@ -117,10 +131,9 @@ def train_in(
             while waiting and places:
                 name = waiting.pop(0)
                 place = places.pop(0)
-                words = recipe.words(name, todo[name])
                 output = recipe.folder / f"{name}.txt"
                 wait_until_free(recipe.folder / name, recipe.config.run.timeout_seconds)
-                training[name] = start_run(words, output, **place), place
+                training[name] = start_run(recipe.words(name, todo[name]), output, **place), place
             time.sleep(POLL_SECONDS)
             for name in [name for name, (run, _) in training.items() if run.poll() is not None]:
                 process, place = training.pop(name)

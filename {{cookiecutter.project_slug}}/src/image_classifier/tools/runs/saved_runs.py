@@ -149,11 +149,7 @@ def best_of(rows: list[dict[str, Any]], metric: str) -> dict[str, Any]:
 
 
 def read_predictions(path: Path) -> SavedPredictions | None:
-    """What `Predictions.save` wrote; None if there is no such file.
-
-    Raises:
-        UserError: if it holds something else.
-    """
+    """What `Predictions.save` wrote; None without the file; UserError if it is something else."""
     if not path.is_file():
         return None
     try:

@@ -16,9 +16,7 @@ from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS, open_dataset
 from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
-from image_classifier.tools.cross_validate import (
-    cross_validate,
-)
+from image_classifier.tools.cross_validate import cross_validate
 
 TOOLS = "image_classifier.tools"
 many_runs = pytest.importorskip(f"{TOOLS}.runs.many_runs")
@@ -59,7 +57,7 @@ def test_each_image_is_validated_once(validate, photos, tmp_path, refusal, capsy
     (tmp_path / "photos.cache").mkdir()
     (tmp_path / "photos.cache" / "quarantine.txt").write_text("ant/0.jpg\tblurred\n")
     validate += ["--data.cache", str(tmp_path / "photos.cache")]
-    assert "the images have changed since" in refusal(*validate)
+    assert "the images or --run.init-from have changed since" in refusal(*validate)
 
 
 def test_what_cannot_be_divided_is_refused(validate, photos, monkeypatch, refusal):

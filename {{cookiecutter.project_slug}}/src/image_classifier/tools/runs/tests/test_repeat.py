@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,11 +18,11 @@ from conftest import Forked, after_each_step, changed, logged, train_in_file, wa
 
 from image_classifier.cli import main
 from image_classifier.config import Config
+from image_classifier.data import DATASETS
+from image_classifier.data.datasets.shapes import shapes
 from image_classifier.errors import EXIT_RESTART
 from image_classifier.tools.runs import many_runs, statistics
-from image_classifier.tools.runs.child_runs import (
-    wait_until_free,
-)
+from image_classifier.tools.runs.child_runs import wait_until_free
 from image_classifier.tools.runs.recipe import Recipe
 
 TINY = "smoke --epochs 2 --optim.warmup-epochs 1 --data.limit 64 --data.batch-size 16"  # `tiny`
@@ -138,6 +139,25 @@ def test_seeds_that_are_done_are_kept_and_two_recipes_can_be_compared(
     said = capsys.readouterr().out
     assert "B against A: optim.lr 0.02 -> 0.1" in said
     assert "2 seeds)" in said
+
+
+@pytest.mark.usefixtures("forked")
+def test_runs_of_other_images_or_weights_are_not_taken_for_these(
+    tmp_path, trained_once, refusal, monkeypatch
+):
+    shutil.copytree(trained_once, tmp_path / "seed-0")
+    assert repeat(tmp_path) == 0
+    words = ["repeat", 2, *TINY.split(), "--run.trackers", "--run.dir", tmp_path]
+    best = trained_once / "checkpoints" / "best.pt"
+    said = refusal(*words, "--run.init-from", best)
+    assert f"--run.init-from have changed since '{tmp_path}/seed-0' was trained: start" in said
+
+    def others(*split):
+        found = shapes(*split)
+        return replace(found, labels=found.labels.flip(0))
+
+    monkeypatch.setitem(DATASETS, "shapes", others)
+    assert "the images or --run.init-from have changed since" in refusal(*words)
 
 
 @pytest.mark.parametrize("code", [1, 74, 75])
