@@ -56,24 +56,28 @@ def learning_curve(config: Config) -> None:
         raise UserError("learning-curve needs trained weights: --run.init-from FILE or pretrained")
     with join_world(config.compute) as world, open_run(config, world):
         images = features_of(config, world)
-        num_images = len(images.train)
-        rows = {share: scores_of(images, share, config.seed) for share in SHARES}
+        rows = curve_of(images, config.seed)
         print("training images  top-1 of a linear probe")
-        for share, found in rows.items():
+        for count, found in rows.items():
             draws = f" (mean of {len(found)} draws)" * (len(found) > 1)
-            print(f"{round(share * num_images):>15,}  {mean_score(found):.2%}{draws}")
-        whole = rows[1.0][0]
-        lines = [more_images(rows, num_images)]
-        side = config.data.image_size
+            print(f"{count:>15,}  {mean_score(found):.2%}{draws}")
+        whole = rows[max(rows)][0]
+        lines = [more_images(rows)]
+        print(lines[0])
+        found = {"top1": {f"{count}": mean_score(row) for count, row in rows.items()}}
+        side = config.data.eval_size
         larger = 32 * round(LARGER * side / 32)
         data = replace(config.data, image_size=larger, test_size=0)
-        with_larger = scores_of(features_of(replace(config, data=data), world), 1.0, config.seed)[0]
-        gain, width = mean_gain(with_larger, whole)
-        lines.append(told(f"images of {larger} pixels in place of {side}", gain, width))
-        print("\n".join(lines))
-        shown = {f"{round(share * num_images)}": mean_score(found) for share, found in rows.items()}
-        found = {"top1": shown, "image_size": {larger: mean_score([with_larger])}, "said": lines}
-        write_json(Path(config.run.dir) / "learning_curve.json", found)
+        try:
+            with_larger = score_of(features_of(replace(config, data=data), world), 1.0, config.seed)
+        except UserError as error:  # of a network for images of one size
+            lines.append(f"images of {larger} pixels were not tried: {error}")
+        else:
+            found["image_size"] = {larger: mean_score([with_larger])}
+            gain, width = mean_gain(with_larger, whole)
+            lines.append(told(f"images of {larger} pixels in place of {side}", gain, width))
+        print(lines[1])
+        write_json(Path(config.run.dir) / "learning_curve.json", found | {"said": lines})
 
 
 def features_of(config: Config, world: World) -> Images:
@@ -104,16 +108,24 @@ def features_of(config: Config, world: World) -> Images:
     return images
 
 
-def scores_of(images: Images, share: float, seed: int) -> list[Tensor]:
-    """Which validation images a probe of a share of each class has right: a (count,) per draw."""
-    found = []
-    for draw in range(DRAWS if share < 1 else 1):
-        chosen = draw_share(images.train_labels, share, seed + draw)
-        part = Features(images.train[chosen], images.train_labels[chosen], "")
-        layer = nn.Linear(part.values.shape[1], int(images.train_labels.max()) + 1)
-        fit_layer(layer, part, None, seed)
-        found.append((layer(images.val).argmax(1) == images.val_labels).double())
-    return found
+def curve_of(images: Images, seed: int) -> dict[int, list[Tensor]]:
+    """By number of training images, what `score_of` finds: several draws of each but the whole."""
+    rows: dict[int, list[Tensor]] = {}
+    for share in SHARES:  # of small classes two shares may be as many images
+        count = len(draw_share(images.train_labels, share, seed))
+        draws = DRAWS if count < len(images.train) else 1
+        if count not in rows:
+            rows[count] = [score_of(images, share, seed + draw) for draw in range(draws)]
+    return rows
+
+
+def score_of(images: Images, share: float, seed: int) -> Tensor:
+    """Which validation images a probe of a share of each class has right: (count,) float64."""
+    chosen = draw_share(images.train_labels, share, seed)
+    part = Features(images.train[chosen], images.train_labels[chosen], "")
+    layer = nn.Linear(part.values.shape[1], int(images.train_labels.max()) + 1)
+    fit_layer(layer, part, None, seed)
+    return (layer(images.val).argmax(1) == images.val_labels).double()
 
 
 def draw_share(labels: Tensor, share: float, seed: int) -> Tensor:
@@ -131,20 +143,23 @@ def mean_score(found: list[Tensor]) -> float:
     return fmean(float(right.mean()) for right in found)
 
 
-def more_images(rows: dict[float, list[Tensor]], num_images: int) -> str:
+def more_images(rows: dict[int, list[Tensor]]) -> str:
     """What more images have gained, and what as many again would, by a power law.
 
     Errors fall as a power of the number of images: https://arxiv.org/abs/1712.00409
     """
     least = min(rows)
-    gain, width = mean_gain(rows[1.0][0], torch.stack(rows[least]).mean(0))
-    text = told(f"{num_images:,} images in place of {round(least * num_images):,}", gain, width)
+    most = max(rows)
+    if least == most:
+        return f"{most:,} images are too few of each class for a curve"
+    gain, width = mean_gain(rows[most][0], torch.stack(rows[least]).mean(0))
+    text = told(f"{most:,} images in place of {least:,}", gain, width)
     if gain <= width:
         return f"{text}; more of the same kind may not help"
-    x = [math.log(share) for share in rows]
+    x = [math.log(count) for count in rows]
     y = [math.log(1 - mean_score(found) + 1e-6) for found in rows.values()]
     slope, _ = linear_regression(x, y)
-    further = (1 - mean_score(rows[1.0])) * (1 - 2**slope)
+    further = (1 - mean_score(rows[most])) * (1 - 2**slope)
     return f"{text}; as many again would gain about {100 * further:+.1f}, by the curve"
 
 

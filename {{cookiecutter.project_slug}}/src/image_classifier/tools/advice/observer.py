@@ -1,5 +1,6 @@
 """What a run says at its end: what it confuses, and whether fine-tuning gained over the probe."""
 
+import math
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ SHOWN = 2  # pairs of classes
 LEAST = 2  # mistakes of a pair that is shown
 LATE = 0.75  # of a run: if it gains nothing from there on, a longer one would hardly gain
 STEPS = re.compile(r"step ([\d,]+) of ([\d,]+)")
+BEST = re.compile(r"best\.pt has the weights (?:of step (\d+)|from before training)")
 
 
 def open_observer(setup: Setup) -> Observer:
@@ -40,16 +42,30 @@ def open_observer(setup: Setup) -> Observer:
                     replace(found, probabilities=None).save(late, step)  # at each evaluation
             return ""
         facts = [confusions(found, train.class_counts())]
-        for earlier, tell in ((path, gain_over), (late, late_gain)):
-            before = runs.read_predictions(earlier) if runs else None
+        if runs:
             images = found.source.fingerprint(), found.source.file_digests()
+            probe = runs.read_predictions(path)
+            if probe and probe.are_of(*images) and not says_the_same(probe.predicted):
+                facts.append(gain_over(probe.predicted, found))
+            before = runs.read_predictions(late)
             if before and before.are_of(*images):
-                facts.append(tell(before.predicted, found))
+                facts.append(late_gain(before.predicted, found, before.step < best_step(result)))
         if told := "; ".join(filter(None, facts)):
             say(told)
         return ""
 
     return Observer(conclude=conclude)
+
+
+def best_step(result: Result) -> float:
+    """The step of the best weights: the last one unless `result` says that best.pt is older."""
+    best = BEST.search(result.state)
+    return int(best[1] or 0) if best else math.inf
+
+
+def says_the_same(predicted: Tensor) -> bool:
+    """Whether all images have one prediction, as from a last layer of zeros that nobody fitted."""
+    return bool((predicted == predicted[0]).all())
 
 
 def confusions(predictions: Predictions, num_training: Tensor) -> str:
@@ -75,17 +91,22 @@ def confusions(predictions: Predictions, num_training: Tensor) -> str:
 
 
 def gain_over(probe: Tensor, best: Predictions) -> str:
-    """How much more of the images the best weights have right than the probe, and by chance.
+    """How much more of the images the best weights have right than those of the beginning.
 
-    `probe` has what that predicted, as `Predictions.predicted`.
+    `probe` has what these predicted, as `Predictions.predicted`.
     """
     low, high = interval(probe, best)
-    told = f"fine-tuning gained {50 * (low + high):+.1f} points over the linear probe"
+    told = f"fine-tuning gained {50 * (low + high):+.1f} points over what it began with"
     return f"{told}{certainty(low, high)}"
 
 
-def late_gain(late: Tensor, best: Predictions) -> str:
-    """What the run gained since `late` predictions, and whether a longer one may gain."""
+def late_gain(late: Tensor, best: Predictions, is_later: bool) -> str:
+    """What the run gained since `late` predictions, and whether a longer one may gain.
+
+    Nothing, unless the `best` are later ones.
+    """
+    if not is_later:
+        return f"best.pt is from before {LATE:.0%} of the steps: a longer run would hardly gain"
     low, high = interval(late, best)
     more = "may gain more" if low > 0 else "would hardly gain"
     told = f"since {LATE:.0%} of the steps {50 * (low + high):+.1f} points{certainty(low, high)}"

@@ -17,10 +17,10 @@ from image_classifier.tools.advice import learning_curve as advice
 from image_classifier.tools.advice.learning_curve import (
     SHARES,
     Images,
+    curve_of,
     draw_share,
     learning_curve,
     more_images,
-    scores_of,
 )
 from image_classifier.train import train
 
@@ -52,8 +52,16 @@ def blobs(count, distance):
 def test_more_images_are_advised_where_they_have_helped(distance, said, monkeypatch):
     monkeypatch.setattr(advice, "DRAWS", 2)
     images = blobs(128, distance)
-    rows = {share: scores_of(images, share, seed=0) for share in SHARES}
-    assert re.search(said, more_images(rows, 128))
+    assert re.search(said, more_images(curve_of(images, seed=0)))
+
+
+def test_a_row_has_as_many_images_as_were_drawn_of_small_classes():
+    images = blobs(6, 5)
+    rows = curve_of(images, seed=0)
+    assert [*rows] == [2, 4, 6]  # an eighth and a quarter of three are one image
+    assert more_images(rows).startswith("6 images in place of 2: ")
+    alone = Images(images.train[:2], images.train_labels[:2], images.val, images.val_labels)
+    assert more_images(curve_of(alone, seed=0)) == "2 images are too few of each class for a curve"
 
 
 @pytest.fixture
@@ -66,10 +74,28 @@ def from_weights(trained_once, tmp_path):
 def test_the_curve_is_printed_and_written(from_weights, capsys):
     learning_curve(from_weights)
     said = capsys.readouterr().out
-    assert re.search(r"\n +8  \d+\.\d\d% \(mean of 4 draws\)\n +16 .*\n +32 .*\n +64  \d", said)
+    assert re.search(r"\n +1\d  \d+\.\d\d% \(mean of 4 draws\)\n(.*draws\)\n)+ +64  \d+", said)
     assert "\nimages of 64 pixels in place of 32: " in said or "of 48 pixels" in said
     found = json.loads(Path(from_weights.run.dir, "learning_curve.json").read_text())
-    assert [*found["top1"]] == ["8", "16", "32", "64"]
+    counts = [*map(int, found["top1"])]
+    assert counts == sorted(counts)
+    assert counts[-1] == 64
+    assert len(found["said"]) == 2
+
+
+def test_a_network_for_images_of_one_size_has_its_curve(from_weights, monkeypatch, capsys):
+    own = advice.features_of
+
+    def of_one_size(config, world):
+        if config.data.image_size > from_weights.data.image_size:
+            raise UserError("the weights do not fit the model")
+        return own(config, world)
+
+    monkeypatch.setattr(advice, "features_of", of_one_size)
+    learning_curve(from_weights)
+    assert "pixels were not tried: the weights do not fit the model\n" in capsys.readouterr().out
+    found = json.loads(Path(from_weights.run.dir, "learning_curve.json").read_text())
+    assert "image_size" not in found
 
 
 @pytest.mark.parametrize(

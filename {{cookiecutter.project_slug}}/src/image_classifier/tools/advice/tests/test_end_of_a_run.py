@@ -37,26 +37,48 @@ def test_the_classes_that_are_confused_most_are_named_with_their_images():
 
 @pytest.mark.parametrize(
     ("num_gained", "said"),
-    [(30, r"gained \+29\.\d points over the linear probe \(95 %: \+2"), (1, "which may be chance")],
+    [
+        (30, r"gained \+29\.\d points over what it began with \(95 %: \+2"),
+        (1, "which may be chance"),
+    ],
 )
 def test_a_gain_of_fine_tuning_is_told_from_chance(num_gained, said):
     pytest.importorskip("image_classifier.tools.runs")
     labels = [0] * 100
     probe = predicted(labels, [1] * num_gained + [0] * (100 - num_gained))
     assert re.search(said, gain_over(probe.predicted, predicted(labels, labels)))
-    told = late_gain(probe.predicted, predicted(labels, labels))
+    told = late_gain(probe.predicted, predicted(labels, labels), is_later=True)
     assert told.startswith("since 75% of the steps +")
     assert told.endswith("may gain more" if num_gained == 30 else "would hardly gain")
 
 
+def test_nothing_is_gained_over_a_layer_of_zeros_or_since_later_than_the_best(tmp_path, capsys):
+    pytest.importorskip("image_classifier.tools.runs")
+    conclude = observer_of(tmp_path, predicted([0, 1, 2] * 20, [0, 1, 2] * 20))
+    for step, answers in ((0, [2, 2, 2]), (500, [0, 1, 2]), (750, [0, 1, 0])):
+        conclude(result_of(answers, f"step {step:,} of 1,000; not finished"))
+    best = "best.pt has the weights of step 500: top-1 100.00%, whose scores these are"
+    conclude(result_of([0, 1, 2], f"step 1,000 of 1,000; finished; {best}", is_last=True))
+    said = capsys.readouterr().out
+    assert said == "best.pt is from before 75% of the steps: a longer run would hardly gain\n"
+
+
+def result_of(answers, state, **more):
+    """What three classes of images reached, 20 of each."""
+    return Result(predicted([0, 1, 2] * 20, answers * 20), {}, state, [], **more)
+
+
+def observer_of(folder, found, head="probe"):
+    """What is told of evaluations of a run in a folder."""
+    run = SimpleNamespace(dir=str(folder), init_head=head)
+    source = SimpleNamespace(source=found.source)
+    setup = SimpleNamespace(config=SimpleNamespace(run=run), train_data=source)
+    return open_observer(setup).conclude
+
+
 def test_the_last_evaluation_before_the_end_of_a_run_is_what_its_last_steps_gain_over(tmp_path):
     runs = find_tool("saved_runs", "runs") or pytest.skip("needs the tool runs")
-    found = predicted([0, 1, 2], [0, 1, 2])
-    run = SimpleNamespace(dir=str(tmp_path), init_head="probe")
-    setup = SimpleNamespace(
-        config=SimpleNamespace(run=run), train_data=SimpleNamespace(source=found.source)
-    )
-    conclude = open_observer(setup).conclude
+    conclude = observer_of(tmp_path, predicted([0, 1, 2], [0, 1, 2]))
     for step, answers in ((0, [2, 2, 2]), (500, [0, 2, 2]), (750, [0, 1, 0]), (1000, [0, 1, 2])):
         done = predicted([0, 1, 2], answers)
         conclude(Result(done, {}, f"step {step:,} of 1,000; not finished", []))
@@ -67,9 +89,5 @@ def test_the_last_evaluation_before_the_end_of_a_run_is_what_its_last_steps_gain
 @pytest.mark.parametrize(("head", "is_kept"), [("probe", True), ("zero", False)])
 def test_only_a_linear_probe_is_what_fine_tuning_gains_over(tmp_path, head, is_kept):
     found = predicted([0, 1], [0, 1])
-    run = SimpleNamespace(dir=str(tmp_path), init_head=head)
-    setup = SimpleNamespace(
-        config=SimpleNamespace(run=run), train_data=SimpleNamespace(source=found.source)
-    )
-    open_observer(setup).conclude(Result(found, {}, "step 0 of 5; not finished", []))
+    observer_of(tmp_path, found, head)(Result(found, {}, "step 0 of 5; not finished", []))
     assert (tmp_path / "probe.safetensors").exists() is is_kept
