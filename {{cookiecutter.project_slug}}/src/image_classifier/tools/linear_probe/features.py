@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...checkpoints import DamagedError, read_file
 from ...config import FREE_TO_CHANGE, Config
-from ...data import LEFT_OUT, EvalData, cache_folder
+from ...data import LEFT_OUT, NO_CACHE, EvalData, cache_folder
 from ...errors import UserError
 from ...evaluate import predict_features
 from ...models import find_head
@@ -52,16 +52,18 @@ def compute_features(setup: Setup, data: EvalData) -> Features:
     path = cache_folder(config.data) / f"features-{digest(config, data, model)}.pt"
     began = monotonic()
     kept = None
+    is_cached = config.data.cache != NO_CACHE
     with suppress(DamagedError, UserError):  # there is none, or it is not what was written
-        kept, _ = read_file(path)
+        kept, _ = read_file(path) if is_cached else (None, "")
     if world.all_true(kept is not None):
         return Features(*kept, f"read from {str(path)!a}")
-    damage = f", as {str(path)!a} is damaged" * path.exists()
+    damage = f", as {str(path)!a} is damaged" * (is_cached and path.exists())
     was_training = model.training
     model.eval()
     values, labels = features_of(setup, data)
     model.train(was_training)
-    if world.is_main and not left_out(labels).any():  # an unreadable image must be noted each time
+    is_whole = not left_out(labels).any()  # an unreadable image must be noted each time
+    if world.is_main and is_cached and is_whole:
         with suppress(OSError):  # a folder that can't be written: they are computed again
             path.parent.mkdir(exist_ok=True)
             write_whole(path, lambda file: torch.save((values, labels), file))

@@ -7,6 +7,7 @@ noise of a random one would spoil (https://arxiv.org/abs/2202.10054).
 import math
 import warnings
 from contextlib import closing
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -57,11 +58,13 @@ def fit_head(setup: Setup) -> str:
     data = setup.train_data
     _, layer = find_head(model)
     why = misfit(config, layer, data.source)
-    note = ""
     if not why:
         with closing(data.open_split("train")) as train:
             features = compute_features(setup, train)
         note = f"linear probe of {features.values.shape[1]:,} features, {features.note}"
+        can_be_read = replace(data.source, labels=features.labels)
+        why = misfit(config, layer, can_be_read)
+    if not why:
         if world.is_main:
             note += fit_layer(layer, features, data.weights, config.seed)
         for parameter in layer.parameters():  # the other ranks still have zeros
@@ -210,7 +213,8 @@ def fit_logistic(
     model = make_pipeline(scaler, regression)
     scores: dict[float, Score] = {}
     sizes = labels.bincount()
-    if (count := min(FOLDS, int(sizes.min() if by_loss else sizes.max()))) > 1:
+    needs_both = by_loss or len(sizes) == 2
+    if (count := min(FOLDS, int(sizes.min() if needs_both else sizes.max()))) > 1:
         folds = StratifiedKFold(count, shuffle=True, random_state=seed % 2**32)
         for strength in STRENGTHS:
             regression.C = strength

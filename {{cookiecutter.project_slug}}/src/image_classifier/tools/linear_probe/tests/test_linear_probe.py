@@ -19,6 +19,7 @@ from torch import nn
 
 from image_classifier.checkpoints.reading import load_best
 from image_classifier.config import ModelConfig
+from image_classifier.data import LEFT_OUT
 from image_classifier.errors import FaultError, UserError
 from image_classifier.models import build_model
 from image_classifier.tools.linear_probe import features
@@ -189,6 +190,30 @@ def test_each_label_has_a_regression_of_its_own_and_what_is_unknown_does_not_cou
     assert "too few images" in fit_labels(values, labels[:, 2:], has_bias=True, seed=0).note
     labels[:20, 0] = 1  # wrong, where they were unknown
     assert not torch.equal(fit_labels(values, labels, has_bias=True, seed=0).weight[0], weight[0])
+
+
+def test_two_classes_one_of_a_single_image_are_fitted_without_cross_validation():
+    values = torch.randn(11, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0] * 10 + [1])
+    assert "cross-validation" not in fit_classes(values, labels, True, 0).note
+
+
+def test_a_class_of_unreadable_images_leaves_the_last_layer_at_zero(finetuned, monkeypatch):
+    def without_a_class(setup, data):
+        values, labels = features.features_of(setup, data)
+        return features.Features(values, labels.masked_fill(labels == 3, LEFT_OUT), "computed")
+
+    monkeypatch.setattr(linear_probe, "compute_features", without_a_class)
+    with pytest.raises(UserError, match="can't be fitted: there is no training image of 1: "):
+        train(changed(finetuned, epochs=0.0, optim__ema_decay=0.0))
+
+
+def test_without_a_cache_features_are_computed_each_time(finetuned, tmp_path, capsys):
+    alone = changed(finetuned, epochs=0.0, optim__ema_decay=0.0, run__fresh=True)
+    cache = str(tmp_path / "kept")
+    for place, said in ((cache, "computed"), (cache, "read"), ("off", "computed")):
+        train(changed(alone, data__cache=place))
+        assert f"features, {said} " in capsys.readouterr().out
 
 
 def test_images_of_more_weight_count_more():
