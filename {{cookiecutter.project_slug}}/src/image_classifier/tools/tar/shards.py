@@ -21,14 +21,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ...data import Source
+from ...data import FORMATS, Source
 from ...errors import UserError
 from ...runtime.console import Progress, clock, say
 from ...runtime.files import write_text, write_whole
 from ...runtime.machine import num_cores
 
 SHARD_BYTES = 2**27  # about; each thread holds one in memory
-SUFFIXES = {"JPEG": "jpg", "TIFF": "tif"}  # by format, where they are not the same
+# By format, where they are not the same; MPO is a JPEG with others behind it.
+SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif"}
 HEAD = 2 * tarfile.BLOCKSIZE  # the comment
 
 
@@ -129,7 +130,7 @@ def encoded(source: Source, index: int) -> tuple[str, bytes]:
         return f"{index:08}.png", file.getvalue()
     try:
         content = source.paths.read(index)
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             suffix = SUFFIXES.get(image.format, image.format.lower())
     except (OSError, ValueError) as error:
         raise UserError(

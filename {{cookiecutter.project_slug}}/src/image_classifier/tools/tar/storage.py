@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, TypeVar
 
-from ...data import part_of
+from ...data import part_of, role_of
 from ...errors import FaultError, UserError
 from ...runtime.files import open_plain
 
@@ -83,6 +83,10 @@ class Storage:
             if shards := [shard for shard in found if shard.endswith(".tar")]:
                 parts.setdefault(word if part == "val" else part, []).extend(sorted(shards))
         others = parts.pop("", [])
+        if not parts:  # the word may stand elsewhere: `imagenet-train-000000.tar`
+            for shard in others:
+                parts.setdefault(role_of(shard)[0], []).append(shard)
+            others = parts.pop("", [])
         if not parts and not others:
             raise UserError(f"--data.root {self.root!a}: there are no tar files, train-000000.tar")
         if parts and others:

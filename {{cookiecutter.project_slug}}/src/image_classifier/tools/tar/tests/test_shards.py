@@ -15,11 +15,7 @@ from PIL import Image
 
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
-from image_classifier.data import (
-    DATASETS,
-    Source,
-    open_dataset,
-)
+from image_classifier.data import DATASETS, Source, open_dataset
 from image_classifier.tools.tar import shards
 
 pytest.importorskip("image_classifier.tools.prepare")
@@ -86,6 +82,15 @@ def test_images_in_memory_become_png_and_several_labels_json(tmp_path, monkeypat
     assert np.array_equal(np.asarray(image), pixels[2].numpy())
     labels[0, 0] = -1
     assert "weights or unknown labels cannot be kept" in refusal(*words, tmp_path)
+
+
+def test_a_photograph_with_others_behind_it_is_a_jpeg(root):
+    path = root / "train/bee/5.jpg"
+    with Image.open(path) as image:
+        image.save(path, "MPO", save_all=True, append_images=[image.copy()])
+    assert prepare(root) == 0
+    tar = DataConfig("tar", str(root.parent / "photos.cache/tar"))
+    assert len(open_dataset(tar, "train")) == 12
 
 
 def test_a_file_that_is_no_image_gets_into_no_shard(root, refusal):

@@ -207,6 +207,13 @@ def test_each_class_keeps_an_image_for_training_and_parts_have_other_names_too(t
     assert len(test) == 1
 
 
+def test_the_part_may_stand_within_the_name_of_a_shard(tmp_path):
+    for name, count in (("imagenet1k-train-0", 6), ("imagenet1k-validation-0", 2)):
+        members = {f"{'ab'[number % 2]}/{name}{number}.jpg": b"" for number in range(count)}
+        write_tar(tmp_path / f"{name}.tar", members)
+    assert [len(opened(tmp_path, split)) for split in ("train", "val")] == [6, 2]
+
+
 def test_the_index_is_kept_and_made_again_when_a_shard_has_changed(photos, tmp_path, monkeypatch):
     root = pack(photos, tmp_path / "own")
     first = opened(root)
