@@ -100,7 +100,7 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
             if begins_as:  # best.pt is never worse than what training began with
                 best = judge(begins_as)
                 checkpoints.save(state, log.state_dict())
-            if begins_as == PROBE:
+            if begins_as == PROBE and pace.last_step:
                 function("head", "soften_head")(*training.networks)
             for loaded in train_data.batches(state.step, pace.last_step):
                 lr = lr_at(pace.schedule_step)

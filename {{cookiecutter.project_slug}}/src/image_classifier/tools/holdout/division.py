@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from ...errors import UserError
 from ...runtime.console import some
 
 MOST_GROUPS = 10_000  # that are balanced; of more, a hash of their names is as good
+PARTS = 20  # of groups, for shares that are not one of fewer equal parts
 
 
 def change_split(  # noqa: PLR0917 - what `divide` is given
@@ -112,7 +114,9 @@ def choose(groups: list[bytes], labels: Tensor, data: DataConfig, knob: str) -> 
             f"divided by {knob} {data.val_fraction:g}: {most}"
         )
     kinds = labels.numpy() if labels.ndim == 1 else rarest(labels.numpy())
-    folds = StratifiedGroupKFold(count, shuffle=True, random_state=0)
+    # Of so many equal parts, as many as are the share: 0.4 is two of five.
+    share = Fraction(data.val_fraction).limit_denominator(min(max(count, PARTS), len(names)))
+    folds = StratifiedGroupKFold(share.denominator, shuffle=True, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a class with fewer images than folds
         try:
@@ -120,7 +124,9 @@ def choose(groups: list[bytes], labels: Tensor, data: DataConfig, knob: str) -> 
         except ValueError as error:  # so has every class
             raise UserError(f"{knob} {data.val_fraction:g}: {error}") from error
     is_chosen = np.zeros(len(groups), bool)
-    is_chosen[divided[data.fold]] = True
+    first = data.fold * share.numerator
+    for chosen in divided[first : first + share.numerator]:
+        is_chosen[chosen] = True
     for kind in np.setdiff1d(kinds, kinds[~is_chosen]):  # a class stays for training
         first = numbers[np.flatnonzero(kinds == kind)[0]]
         is_chosen[numbers == first] = False

@@ -61,6 +61,13 @@ def test_the_test_part_is_the_same_in_every_fold_and_share():
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize("share", [0.15, 0.3, 0.35, 0.4, 0.6])
+def test_a_share_of_groups_is_as_large_as_it_was_asked_for(share):
+    names, labels = names_of(80)
+    found = parts(names, labels, test_fraction=share)["test"]
+    assert len(found) / len(names) == pytest.approx(share, abs=0.03)
+
+
 def test_without_groups_added_images_move_no_others():
     names, labels = names_of(400, per_group=1)
     data = DataConfig(test_fraction=0.25)

@@ -50,6 +50,16 @@ def test_it_is_the_score_that_evaluate_finds(holding_out, capsys):
     assert f"top-1 {scores['test/top1']:.2%}" in capsys.readouterr().out
 
 
+def test_that_of_a_linear_probe_is_of_the_weights_that_it_leaves(holding_out, trained_once, capsys):
+    pytest.importorskip("image_classifier.tools.linear_probe")
+    best = str(trained_once / "checkpoints" / "best.pt")
+    train(changed(holding_out, run__init_from=best, run__init_head="probe", epochs=0.0))
+    capsys.readouterr()
+    assert main(["evaluate", holding_out.run.dir, "--split", "test"]) == 0
+    saved = json.loads(Path(holding_out.run.dir, "test.json").read_text())
+    assert f"loss {saved['test/loss']:.4f}" in capsys.readouterr().out
+
+
 def test_a_test_folder_serves_as_well_and_no_images_are_held_out_then(holding_out, flat, tmp_path):
     shutil.copytree(flat, tmp_path / "whole" / "train")
     shutil.copytree(flat, tmp_path / "whole" / "test")
