@@ -34,6 +34,16 @@ def test_the_loss_ignores_masked_images():
     assert loss_of(logits[1::2], masked) == 0
 
 
+@pytest.mark.parametrize("weights", [None, torch.ones(2)])
+def test_nor_does_smoothing_teach_an_image_that_has_no_share_of_a_class(weights):
+    logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    loss_of = class_loss(OptimConfig(label_smoothing=0.1), 2)
+    labels = torch.tensor([1, LEFT_OUT])
+    shares = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    found, expected = (loss_of(logits, Augmented(None, y, weights)) for y in (shares, labels))
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("cures", [("find all", "skip them"), ("skip them",), ()])
 def test_what_to_do_about_an_unreadable_image_is_said(on_photos, monkeypatch, cures):
     tools = {cure: SimpleNamespace(CURE=cure) for cure in cures}

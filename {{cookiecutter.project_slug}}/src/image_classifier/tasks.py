@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid
 
 from .config import Config, OptimConfig
 from .data import LEFT_OUT, Augmented, Source, TrainData
@@ -66,17 +66,21 @@ def build_loss(config: Config, data: TrainData, batch_size: int) -> Loss:
 
 def class_loss(optim: OptimConfig, batch_size: int) -> LossFn:
     """Cross entropy with labels or with probabilities of each class."""
-    given = {"label_smoothing": optim.label_smoothing, "ignore_index": LEFT_OUT}
-    total = nn.CrossEntropyLoss(reduction="sum", **given)
-    single = nn.CrossEntropyLoss(reduction="none", **given)
+    cost = partial(cross_entropy, ignore_index=LEFT_OUT)
+    equal: list[Tensor] = []  # weights of classes: a division would be two operations more
 
     def loss_of(logits: Tensor, batch: Augmented) -> Tensor:
         _, targets, weights = batch
+        smoothing = optim.label_smoothing
+        if smoothing and targets.is_floating_point():  # torch would smooth an image without any
+            targets = targets.lerp(targets.mean(dim=1, keepdim=True), smoothing)
+            smoothing = 0.0
         if weights is not None:
-            return (single(logits, targets) * weights).sum() / batch_size
-        if total.weight is None:  # equal weights: a division would be two operations more
-            total.weight = torch.full(logits.shape[1:], 1 / batch_size, device=logits.device)
-        return total(logits, targets)
+            each = cost(logits, targets, reduction="none", label_smoothing=smoothing)
+            return (each * weights).sum() / batch_size
+        if not equal:
+            equal.append(torch.full(logits.shape[1:], 1 / batch_size, device=logits.device))
+        return cost(logits, targets, equal[0], reduction="sum", label_smoothing=smoothing)
 
     return loss_of
 
