@@ -245,6 +245,25 @@ def test_filters_for_colors_are_adapted_to_other_channels():
         torch.testing.assert_close(found, nn.functional.conv2d(seen_before, stem))
 
 
+def test_a_network_with_two_heads_begins_with_two_new_ones():
+    class Distilled(nn.Module):
+        """As timm's distilled transformers."""
+
+        def __init__(self, num_classes):
+            super().__init__()
+            self.stem = nn.Conv2d(3, 4, 1)
+            self.head = nn.Linear(4, num_classes)
+            self.head_dist = nn.Linear(4, num_classes)
+
+        def get_classifier(self):
+            return self.head, self.head_dist
+
+    weights = PretrainedWeights("weights", Distilled(7).state_dict())
+    model = Distilled(2)
+    assert weights.load_into(model, ("a", "b")) == "weights; head_dist is new"
+    assert torch.equal(model.stem.weight, weights.weights["stem.weight"])
+
+
 def test_images_of_other_channels_are_not_normalized_as_those_of_the_weights(tmp_path):
     name, about = ModelConfig(name="resnet9", width=8), {"classes": '["x"]'}
     about |= {"mean": "[0.1, 0.2, 0.3]", "std": "[0.4, 0.5, 0.6]"}

@@ -76,6 +76,11 @@ def test_stochastic_depth_skips_branches_in_training_alone(name):
     one, other = model.train()(images := torch.randn(2, 3, 32, 32)), model(images)
     assert not torch.equal(one, other)
     assert torch.equal(model.eval()(images), model(images))
+    for other in ("swin_t", "efficientnet_b0"):  # in torchvision's Swin it is no option
+        network = build_model(ModelConfig(name=other, drop_path=0.1), 3, 64)
+        rates = [m.p for m in network.modules() if type(m).__name__ == "StochasticDepth"]
+        assert rates == sorted(rates)
+        assert rates[-1] == pytest.approx(0.1)
     for other in ("resnet9", "resnet18"):
         with pytest.raises(UserError, match=f"{other} has no stochastic depth: --model.drop-path"):
             build_model(ModelConfig(name=other, drop_path=0.1), 3, 32)

@@ -98,9 +98,9 @@ class ModelConfig:
     # resnet50, or LIBRARY/NAME of another library. For images of up to 64 pixels, the first layers
     # of torchvision's networks keep full resolution
     width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, some tools' networks)
-    dropout: float = within(0.0, 0, 0.99)  # before the last layer
+    dropout: float = within(0.0, 0, 0.99)  # before the last layer, beside a network's own
     drop_path: float = within(0.0, 0, 0.9)  # stochastic depth: share of images that skip the last
-    # block; fewer skip the blocks below. For some networks of torchvision,
+    # block; fewer skip the blocks below; 0: that of the library. For some networks of torchvision,
     # tools and other libraries: https://arxiv.org/abs/1603.09382
     task: Literal["single-label", "multi-label"] = "single-label"  # whether an image has exactly
     # one of the classes, or any number of them

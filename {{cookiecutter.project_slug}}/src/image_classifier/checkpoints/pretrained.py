@@ -15,7 +15,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from ..config import ModelConfig
 from ..errors import UserError
 from ..extensions import functions
-from ..models import find_head, find_library, published_weights
+from ..models import find_head, find_heads, find_library, published_weights
 from ..runtime.console import printable, some
 from ..runtime.distributed import World
 from ..runtime.files import about_tensors
@@ -61,8 +61,10 @@ class PretrainedWeights:
         """
         if not self.weights:
             return self.note
-        head, layer = find_head(model)
-        in_head = {f"{head}.{name}" for name, _ in layer.named_parameters()}
+        head, _ = find_head(model)
+        heads = find_heads(model)
+        layers = [(path, part) for path, part in model.named_modules() if part in heads]
+        in_head = {f"{path}.{name}" for path, part in layers for name, _ in part.named_parameters()}
         is_new = not self.knows(model, classes)
         weights = {n: w for n, w in self.weights.items() if not (is_new and n in in_head)}
         stems = adapt_channels(weights, model)
@@ -90,15 +92,16 @@ def adapt_channels(weights: dict[str, Tensor], model: nn.Module) -> tuple[str, .
     names = []
     for name, own in model.state_dict().items():
         outputs, channels, *side = own.shape if own.ndim == 4 else (0, 3)
-        theirs = weights.get(name)
+        plain = name.replace(".parametrizations.", ".").removesuffix(".original")  # with adapters
+        theirs = weights.get(plain)
         if theirs is None or channels == 3 or theirs.shape != (outputs, 3, *side):
             continue
         if channels == 1:
-            weights[name] = theirs.float().sum(dim=1, keepdim=True)
+            weights[plain] = theirs.float().sum(dim=1, keepdim=True)
         else:
             repeated = theirs.float().repeat(1, -(-channels // 3), 1, 1)
-            weights[name] = repeated[:, :channels] * (3 / channels)
-        names.append(name)
+            weights[plain] = repeated[:, :channels] * (3 / channels)
+        names.append(plain)
     return tuple(names)
 
 
@@ -146,11 +149,8 @@ def read_weights(path: Path) -> PretrainedWeights:
                 about = about_tensors(file.metadata(), "classes", "mean", "std")
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if "classes" in about:
-                classes = about["classes"]
-                mean = about["mean"]
-                std = about["std"]
-                mean, std = check_images(classes, mean, std)
-                known = {"classes": tuple(classes), "mean": mean, "std": std}
+                mean, std = check_images(about["classes"], about["mean"], about["std"])
+                known = {"classes": tuple(about["classes"]), "mean": mean, "std": std}
         except Exception as error:
             raise UserError(f"--run.init-from {str(path)!a}: {error}") from error
         return PretrainedWeights(note, weights, **known)

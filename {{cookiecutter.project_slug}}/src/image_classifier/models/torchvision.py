@@ -42,14 +42,12 @@ def torchvision(
         options["image_size"] = image_size
     if model.name.startswith("maxvit"):
         options["input_size"] = (image_size, image_size)
-    if model.drop_path:
-        options["stochastic_depth_prob"] = model.drop_path
     try:
         network = models.get_model(model.name, weights=None, **options)
-    except TypeError as error:
-        raise UserError(f"{model.name} has no stochastic depth: --model.drop-path 0") from error
     except (ValueError, AssertionError) as error:  # a transformer whose patches don't fit the image
         raise UserError(size_misfit(model, image_size, error)) from error
+    if model.drop_path:
+        change_stochastic_depth(network, model)
     take_channels(network, channels)
     return adapted(network, model, image_size, channels)
 
@@ -74,6 +72,15 @@ def size_misfit(model: ModelConfig, image_size: int, error: Exception) -> str:
     """What to say when a network can't take images of that size."""
     reason = str(error).splitlines()[0]
     return f"{model.name} can't take images of --data.image-size {image_size}: {reason}"
+
+
+def change_stochastic_depth(network: nn.Module, model: ModelConfig) -> None:
+    """Let `model.drop_path` of the images skip the last block, and fewer the blocks below."""
+    layers = [layer for layer in network.modules() if type(layer).__name__ == "StochasticDepth"]
+    if not (most := max((layer.p for layer in layers), default=0.0)):
+        raise UserError(f"{model.name} has no stochastic depth: --model.drop-path 0")
+    for layer in layers:
+        layer.p *= model.drop_path / most
 
 
 def take_channels(network: nn.Module, channels: int) -> None:

@@ -10,7 +10,7 @@ from conftest import changed, logged, losses, run_ranks, train_until
 from safetensors.torch import load_file
 from torch import nn
 
-from image_classifier.checkpoints import load_model
+from image_classifier.checkpoints import PretrainedWeights, load_model
 from image_classifier.checkpoints.reading import (
     load_best,
     read_checkpoint,
@@ -101,6 +101,20 @@ def adapted(config, trained_once):
     if find_tool("groups", "layer-decay"):
         config = changed(config, optim__layer_decay=0.8)
     return changed(config, run__evaluate_every_epochs=0.5)
+
+
+def test_filters_for_colors_are_adapted_with_adapters_too():
+    small = ModelConfig("resnet9", 8)
+    weights = PretrainedWeights("weights", build_model(small, 3, 32).state_dict())
+    gray = build_model(small, 3, 32, channels=1)
+    add_adapters(gray, 4)
+    plain = build_model(small, 3, 32, channels=1)
+    for network in (gray, plain):
+        assert "adapted from 3 channels: stem.0.weight" in weights.load_into(
+            network, ("a", "b", "c")
+        )
+    images = torch.rand(2, 1, 32, 32)
+    torch.testing.assert_close(gray.eval()(images), plain.eval()(images))
 
 
 def checkpoint(run, name):
