@@ -91,6 +91,7 @@ ZOO = {
     "in truth a png.jpg": (saved(RGB, "PNG"), COLORS),
     "gray.png": (saved(RGB.convert("L"), "PNG"), GRAYS),
     "gray 16.png": (saved(Image.fromarray(GRAY16), "PNG"), GRAYS),
+    "dark gray 16.png": (saved(Image.fromarray(GRAY16 // 512), "PNG"), [(0, 0, 0)] * 4),
     "palette.png": (saved(PALETTE, "PNG"), COLORS),
     "palette and key.png": (saved(PALETTE, "PNG", transparency=PALETTE.getpixel((0, 0))), KEYED),
     "gray and alpha.png": (saved(LA, "PNG"), [WHITE, (202,) * 3, *GRAYS[2:]]),

@@ -200,3 +200,11 @@ def test_a_full_disk_is_told_in_a_line_and_another_fault_with_its_traceback(caps
     assert full.startswith("failed: [Errno 28] No space left: ")
     assert trace.startswith("Traceback")
     assert [error, blank, failed] == ["RuntimeError: planted", "", "failed"]
+
+
+def test_images_that_are_enlarged_take_the_memory_of_their_new_size(config):
+    data = changed(config, data__image_size=64).data
+    source = open_dataset(data, "train")  # of 32 x 32
+    where, why = autotune.choose_where(data, config.augment, source, distributed.World(CPU))
+    megabytes = len(source) * 3 * 64**2 / 2**20
+    assert (where, why) == ("device", f"{len(source):,} images of 64 x 64 take {megabytes:,.0f} MB")

@@ -31,8 +31,9 @@ def choose_where(
     if data.where != "auto":
         return data.where, "as --data.where says"
     # Never by memory where it would change the pixels: the device cuts crops otherwise.
-    if augment.crop == "resized" or (side := common_side(source)) is None:
+    if augment.crop == "resized" or common_side(source) is None:
         return "stream", "crops are cut from the whole image"
+    side = data.image_size
     needed = len(source) * side**2 * source.pixel_bytes
     megabytes = f"{len(source):,} images of {side} x {side} take {needed / 2**20:,.0f} MB"
     if world.all_true(fits_memory(needed, world.device, world)):

@@ -63,7 +63,7 @@ class Windows:
         if data.where != "device" or data.world.device.type != "cpu":
             return False
         _, _, width, _ = data.pixels.shape
-        needed = 2 * data.pixels.numel() * (width + 2 * pad) // width
+        needed = 2 * data.pixels.nbytes * (width + 2 * pad) // width
         return fits_memory(needed, data.world.device, data.world)
 
     def __call__(self, numbers: Tensor, shifts: Tensor, flipped: Tensor | None) -> Tensor:

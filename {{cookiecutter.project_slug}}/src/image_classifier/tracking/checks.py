@@ -65,10 +65,11 @@ def check_best_by(name: str, val: Source) -> None:
     names = metric_names(val)
     if name not in names:
         raise UserError(f"--run.best-by {name!a} is none of: {', '.join(['auto', *names])}")
-    labels = val.labels if val.is_multi_label else one_hot(val.labels)
     metric = find_metric(name)
-    against_the_rest = metric.is_mean and metric.needs_all
-    if against_the_rest and not ((labels == 1).any(0) & (labels == 0).any(0)).any():
+    if not (metric.is_mean and metric.needs_all):  # of each class against the rest
+        return
+    labels = val.labels if val.is_multi_label else one_hot(val.labels)
+    if not ((labels == 1).any(0) & (labels == 0).any(0)).any():
         raise UserError(
             f"--run.best-by {name}: no class has validation images with it and without it; "
             "loss is a metric that does without"

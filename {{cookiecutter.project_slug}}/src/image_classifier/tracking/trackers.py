@@ -24,7 +24,7 @@ from ..runtime.platform import install_command
 Metrics = dict[str, float]
 Knobs = dict[str, str | float | bool]
 
-PRIVATE = ("run.", "data.root", "data.labels", "data.cache")  # knobs with paths of this machine
+PRIVATE = ("run.", "data.root", "data.labels", "data.cache", "optim.teacher")  # paths of a machine
 PROJECT = __name__.partition(".")[0]  # the name that groups the runs of this package
 
 
