@@ -113,6 +113,17 @@ def test_a_gpu_is_set_for_speed_and_repeats_its_kernels_where_asked(config):
     assert exact == (0, ("high", True, False, True, ":4096:8"))
 
 
+def exact_and_not():
+    """Whether kernels are deterministic in a run after one that is."""
+    for is_exact in (True, False):
+        seed_everything(0, is_exact, torch.device("cpu"))
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_run_is_not_deterministic_because_one_before_it_was():
+    assert run_alone(exact_and_not) == (0, False)
+
+
 def test_a_short_run_does_not_begin_with_a_search_for_the_fastest_convolutions(config):
     code, settings = run_alone(gpu_settings, config, 500)
     assert code == 0

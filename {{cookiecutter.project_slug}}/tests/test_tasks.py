@@ -4,6 +4,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from image_classifier.data import (
     Source,
 )
 from image_classifier.data.datasets import DATASETS
+from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.decode import BadImageError
 from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate
@@ -45,6 +47,7 @@ from image_classifier.tasks import (
     TASKS,
     label_loss,
 )
+from image_classifier.tracking import checks
 from image_classifier.train import train
 
 COUNT, CLASSES, UNREADABLE = 23, 7, 4
@@ -249,14 +252,10 @@ def test_a_metric_of_ones_own_says_which_way_is_better(lower_is_better, best, mo
     assert state.best_text.endswith(f": rmse {best}00")
 
 
-@pytest.mark.parametrize("metric", [len, Metric(len), Metric(len, is_percent=True), None])
-def test_a_metric_that_does_not_say_which_way_is_better_is_refused_before_training(
-    metric, config, monkeypatch
-):
-    monkeypatch.setitem(METRICS, "rmse", metric)
-    with pytest.raises(UserError, match="does not say whether a lower rmse is better: write 'rmse"):
-        train(config)
-    assert not Path(config.run.dir, "checkpoints").exists()
+@pytest.mark.parametrize("knobs", [{}, {"is_percent": True}])
+def test_a_metric_that_does_not_say_which_way_is_better_is_none(knobs):
+    with pytest.raises(TypeError, match="lower_is_better"):
+        Metric(len, **knobs)
 
 
 def test_a_metric_that_is_no_share_is_no_percentage(monkeypatch):
@@ -280,6 +279,14 @@ def test_a_metric_that_is_defined_for_no_class_can_not_decide(config, monkeypatc
     config = changed(config, data__name="marks", run__best_by="auroc")
     with pytest.raises(UserError, match=r"--run.best-by auroc: no class has validation images"):
         train(config)
+
+
+def test_a_metric_of_each_class_alone_makes_a_table_of_all_labels(config, monkeypatch):
+    table = Mock(side_effect=AssertionError("gigabytes, of many images and classes"))
+    monkeypatch.setattr(checks, "one_hot", table)
+    checks.check_best_by("top1", shapes(config.data, "val"))
+    with pytest.raises(AssertionError):
+        checks.check_best_by("auroc", shapes(config.data, "val"))
 
 
 def test_the_best_by_loss_is_the_lowest_and_old_checkpoints_count(finished, tmp_path):

@@ -25,7 +25,7 @@ class Metric:
 
     function: Callable[[Predictions], float] | None  # None: an evaluation counts it
     _: KW_ONLY
-    lower_is_better: bool | None = None  # must be said: best.pt depends on it
+    lower_is_better: bool  # best.pt depends on it
     is_percent: bool = False  # a share of 1, shown as a percentage; else a plain number
     title: str = ""  # in words, where that is not its name
     task: str = ""  # that alone has it; none: both
@@ -143,39 +143,24 @@ METRICS: dict[str, Metric] = {
         lambda found: calibration_error(calibrate(found)), lower_is_better=True, title="ECE"
     ),
 }
-# In each line on an evaluation. A plain function in the table is refused later, in a line.
-MAIN = [name for name, metric in METRICS.items() if getattr(metric, "function", 0) is None]
+# In each line on an evaluation.
+MAIN = [name for name, metric in METRICS.items() if metric.function is None]
 
 
 def find_metric(name: str) -> Metric:
-    """The metric `name`.
-
-    Raises:
-        UserError: if there is none, or it does not say which way is better.
-    """
+    """The metric `name`; `UserError` if there is none."""
     if name not in METRICS:
         raise UserError(
             f"there is no metric {name!a} in METRICS of metrics/table.py: {', '.join(METRICS)}"
         )
-    metric = METRICS[name]
-    if not isinstance(metric, Metric) or metric.lower_is_better is None:
-        raise UserError(
-            f"METRICS of metrics/table.py does not say whether a lower {name} is better: write "
-            f"{name!r}: Metric(..., lower_is_better=True), or False"
-        )
-    return metric
+    return METRICS[name]
 
 
 def names_for(source: Source, has_all: bool) -> list[str]:
-    """The metrics that there are of images; `has_all`: the probabilities of all classes are kept.
-
-    Raises:
-        UserError: if one of the table is not complete.
-    """
-    metrics = {name: find_metric(name) for name in METRICS}
+    """The metrics of images; `has_all`: the probabilities of all classes are kept."""
     return [
         name
-        for name, metric in metrics.items()
+        for name, metric in METRICS.items()
         if metric.task in ("", source.task)
         and (has_all or not metric.needs_all)
         and (name != "top5" or len(source.classes) > 5)

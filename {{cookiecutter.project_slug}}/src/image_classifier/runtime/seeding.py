@@ -126,12 +126,12 @@ def seed_everything(seed: int, deterministic: bool, device: torch.device) -> str
     """Seed the global generators, choose kernels; return a line on how reproducible the run is."""
     torch.manual_seed(seed_at(WEIGHTS, seed))  # on all devices
     seed_cpu(seed_at(WEIGHTS, seed))
+    torch.use_deterministic_algorithms(deterministic)  # or not, after another run in this process
     if deterministic:
         # cuBLAS reads this when its first handle is made.
         # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
-        torch.use_deterministic_algorithms(True)
         # Filling new tensors makes reads before writes repeatable: nothing here reads so.
         torch.utils.deterministic.fill_uninitialized_memory = False
     exact = "reproducible bit for bit on this"
