@@ -21,8 +21,8 @@ from .machine import device_name, proc
 
 # All that a run writes, and so all that `--run.fresh` deletes.
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
-WRITTEN += ("micro_batch.json", "heartbeats", "bad_images.txt", "predictions.safetensors")
-WRITTEN += ("probe.safetensors", "test.json", "mlflow.id")
+WRITTEN += ("micro_batch.json", "heartbeats", "predictions.safetensors")
+WRITTEN += ("probe.safetensors", "late.safetensors", "test.json", "mlflow.id")
 WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "wandb", "trackio", "profile", "memory", "ray")
 LIBRARIES = ("numpy", "pillow", "simplejpeg", "torchvision")  # by which images are decoded
 
@@ -48,6 +48,8 @@ def open_run(config: Config, world: World) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             if world.is_main:
                 hold(stack.enter_context((folder / ".lock").open("a+")), folder)
+                if config.run.fresh:  # now, as the images that are opened next add to it
+                    (folder / "bad_images.txt").unlink(missing_ok=True)
         except OSError as error:
             remove_unused(made)
             raise UserError(

@@ -49,6 +49,15 @@ def test_a_bad_image_is_masked_in_its_place(skipping, where, workers, method, mo
         assert torch.equal(batch.images.flatten(1).any(1), ~is_bad[batch.indices])  # black
 
 
+def test_a_run_that_starts_over_lists_its_own_bad_images_alone(skipping):
+    config = changed(skipping, data__where="device", run__fresh=True, epochs=1)
+    Path(config.run.dir).mkdir(parents=True, exist_ok=True)
+    Path(config.run.dir, "bad_images.txt").write_text("old.jpg\tof another run\n")
+    train(config)
+    assert len(listed(config)) == len(BAD)
+    assert "old.jpg" not in "".join(listed(config))
+
+
 @pytest.mark.parametrize("where", ["stream", "device"])
 def test_labels_of_a_bad_image_are_unknown_if_there_are_several(skipping, where, tmp_path):
     pytest.importorskip("image_classifier.tools.label_table")
