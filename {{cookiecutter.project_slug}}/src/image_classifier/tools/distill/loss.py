@@ -52,6 +52,11 @@ class Teacher(nn.Module):
                 f"--optim.teacher {run!a} does not know all classes of the images: it knows "
                 f"{some(trained.classes)}; it lacks {some(unknown)}"
             )
+        if len(mean) != len(trained.mean):
+            raise UserError(
+                f"--optim.teacher {run!a} knows images of {len(trained.mean)} channels, and these "
+                f"have {len(mean)}"
+            )
         self.digest = trained.digest
         self.model = trained.model
         self.side = trained.config.data.image_size

@@ -3,12 +3,13 @@
 https://arxiv.org/abs/1905.04753 shows what such schedules cost.
 """
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...config import RunConfig
-from ...runtime.launch import seconds_since_start
+from ...runtime.launch import RESTART_COUNTS, seconds_since_start
 
 
 def open_limit(run: RunConfig, seconds_before: float) -> "Deadline | None":
@@ -25,7 +26,9 @@ class Deadline:
     def __init__(self, limit: float, seconds_before: float) -> None:
         """Of `limit` seconds, of which earlier starts took `seconds_before`."""
         self.limit = limit
-        self.seconds_before = seconds_before
+        # What a restart of this command finds saved has the time since the command began.
+        is_restart = RESTART_COUNTS[0] in os.environ
+        self.seconds_before = seconds_before - seconds_since_start() * is_restart
         self.evaluation_seconds = 0.0  # how long the last evaluation took
         self.share = 0.0  # of the time
         self.message = ""  # why the run is done, once it is

@@ -43,6 +43,16 @@ def shades(classes, is_random=False):
     return read
 
 
+def test_a_teacher_of_images_of_other_channels_is_refused(taught, monkeypatch):
+    def gray(data, split):
+        found = datasets.shapes(data, split)
+        return Source(found.labels, found.classes, pixels=found.pixels[..., :1], channels=1)
+
+    monkeypatch.setitem(datasets.DATASETS, "gray", gray)
+    with pytest.raises(UserError, match="knows images of 3 channels, and these have 1"):
+        train(changed(taught, data__name="gray", data__channels=1))
+
+
 @pytest.fixture
 def taught(config, trained_once):
     """A run that learns from a finished one."""

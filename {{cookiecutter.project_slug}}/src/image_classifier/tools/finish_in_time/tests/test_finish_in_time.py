@@ -37,6 +37,16 @@ def test_a_run_that_finishes_in_time_decays_its_learning_rate_by_the_clock(ranks
     assert logged(config.run.dir)[-1]["step"] == steps[0]
 
 
+def test_a_restart_of_the_same_command_counts_no_time_twice(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(limit, "seconds_since_start", lambda: now[0])
+    assert limit.Deadline(600, 90).seconds == 190  # another command
+    monkeypatch.setenv("RUN_RESTARTS", "1")
+    restarted = limit.Deadline(600, 90)
+    now[0] = 130.0
+    assert restarted.seconds == 120
+
+
 def test_what_cannot_finish_in_time_is_refused(config):
     with pytest.raises(UserError, match=r"--run.finish-in-time needs .*--run.max-minutes"):
         changed(config, run__finish_in_time=True)
