@@ -50,8 +50,9 @@ def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> N
     for split in splits:
         folder = cache_folder(data) / ("tar" if tar else split)
         source = open_files(data, split)
-        if source.paths is None and not tar:
-            raise UserError(f"{data.name} needs no `prepare`: its images are in memory")
+        if not tar and (source.paths is None or source.reader is not None):
+            where = "in memory" if source.paths is None else "read by a function of its own"
+            raise UserError(f"{data.name} needs no `prepare`: its images are {where}")
         try:
             with alone_in(folder):
                 if tar:

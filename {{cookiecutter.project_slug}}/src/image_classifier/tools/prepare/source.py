@@ -100,7 +100,7 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
         UserError: if they are damaged, as training from the files would be slow without a reason.
     """
     folder = cache_folder(data) / split
-    if data.cache == NO_CACHE or source.paths is None or not folder.is_dir():
+    if data.cache == NO_CACHE or source.paths is None or not folder.is_dir() or source.reader:
         return source
     recipe, digests, index = read_index(folder / INDEX)
     if recipe is None:
@@ -115,7 +115,7 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
         places = index["places"]
         sizes = index["sizes"]
         if any(not torch.equal(now, index[name]) for name, now in state.items()):
-            files, places, sizes = find_in_splits(state, folder.parent, recipe)
+            files, places, sizes = find_in_splits(state, folder, recipe)
         if len(places) == len(source):
             return replace(
                 source,
@@ -139,17 +139,18 @@ def files_of(folder: Path, digests: list[str]) -> list[tuple[Path, str]]:
 
 
 def find_in_splits(
-    state: dict[str, Tensor], cache: Path, recipe: Recipe
+    state: dict[str, Tensor], folder: Path, recipe: Recipe
 ) -> tuple[list[tuple[Path, str]], Tensor, Tensor]:
-    """The files of both splits, and where in them which images of `state` are."""
+    """The files of both splits, and where in them images of `state` are: first in `folder`."""
     files: list[tuple[Path, str]] = []
     known: dict[tuple[bytes, int, int], tuple[list[int], list[int]]] = {}
-    for split in ("train", "val"):
-        own_recipe, digests, index = read_index(cache / split / INDEX)
+    for split in sorted(("train", "val"), key=lambda name: name == folder.name):  # own: the last
+        place = folder.with_name(split)
+        own_recipe, digests, index = read_index(place / INDEX)
         if own_recipe != recipe:
             continue
         index["places"][:, 0] += len(files)
-        files += files_of(cache / split, digests)
+        files += files_of(place, digests)
         rows = zip(index["places"].tolist(), index["sizes"].tolist(), strict=True)
         known |= zip(keys_of(index), rows, strict=True)
     found = [known[key] for key in keys_of(state) if key in known]

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import DAMAGED, changed, read_image, write_photo
+from PIL import Image
 from safetensors.torch import save_file
 
 from image_classifier.cli import main
@@ -19,11 +20,7 @@ from image_classifier.config import (
     DataConfig,
     ImagesConfig,
 )
-from image_classifier.data import (
-    DATASETS,
-    Source,
-    open_dataset,
-)
+from image_classifier.data import DATASETS, Source, open_dataset
 from image_classifier.data.autotune import common_side
 from image_classifier.data.crops import resize
 from image_classifier.errors import UserError
@@ -89,6 +86,20 @@ def test_prepared_images_are_those_of_the_files(root, form, error):
     assert torch.equal(source.thinned(3).read(1), source.read(4))
     if form == "raw":
         assert source.read(3).data_ptr() == source.read(3).data_ptr()  # nothing is copied
+
+
+def test_of_two_files_of_one_name_a_split_has_its_own(tmp_path):
+    root = tmp_path / "photos"
+    for number, split in enumerate(("train", "val")):
+        for name in ("ant/1", "ant/2", "bee/1"):
+            path = root / split / f"{name}.bmp"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (64, 64), (200 * number, 0, 0)).save(path)
+            os.utime(path, (1, 1))
+    assert prepare(root) == 0
+    (root / "train/ant/2.bmp").unlink()
+    assert opened(root).notes[-1].startswith("prepared images")
+    assert int(opened(root).read(0)[0, 0, 0]) == 0
 
 
 def test_small_images_are_not_enlarged_and_can_be_resident(tmp_path):

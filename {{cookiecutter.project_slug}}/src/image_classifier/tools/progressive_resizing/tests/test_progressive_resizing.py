@@ -34,6 +34,11 @@ def test_images_grow_in_a_run_wherever_it_resumes(config):
     assert (small - means).abs().mean() < 0.15  # the same images, smaller
 
 
+def test_a_short_run_ends_with_images_of_full_size(config):
+    growing = changed(config, epochs=3, augment__min_size=16)
+    assert [batch.shape[3] for batch in augmented(growing, range(6, 10))] == [16, 16, 32, 32]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
 def test_images_grow_on_the_device(gpu, config):
     growing = changed(config, epochs=10, augment__min_size=16)
