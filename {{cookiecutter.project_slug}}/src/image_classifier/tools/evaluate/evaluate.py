@@ -66,7 +66,8 @@ def split_of(root: str, split: str, loaded: LoadedModel) -> str:
     if Path(data.root).is_dir() and place.samefile(data.root):
         return split
     try:  # it may have moved
-        found = open_dataset(replace(data, root=root), "train").fingerprint()
+        moved = open_dataset(replace(data, root=root), "train")
+        found = moved.fitted(loaded.config.model.task, "train").fingerprint()
     except UserError as error:
         names = [path.name for path in place.iterdir()]
         is_known = any(find_name(name, loaded.classes) >= 0 for name in names)

@@ -21,11 +21,7 @@ class Embeddings:
     """Features of images, in host memory until all are there."""
 
     def __init__(self, path: Path, files: PathList, fresh: bool) -> None:
-        """Begin `path`, a row for each of `files`.
-
-        Raises:
-            UserError: if its suffix is none of ours, or it exists and is not to be replaced.
-        """
+        """Begin `path`, a row for each of `files`; UserError if that is no place for them."""
         check_free("--embeddings", path, SUFFIXES, fresh)
         if not path.parent.is_dir():
             raise UserError(f"--embeddings {str(path)!a}: there is no folder {str(path.parent)!a}")

@@ -100,7 +100,10 @@ def files_of(text: str, stdin: BinaryIO, separator: bytes, others: Counter[str])
         # Not `glob.glob`, whose `**` follows links to folders, some of which are loops.
         pattern = Path(text + "/*" if text.endswith("**") else text)
         found = Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor)))
-        shown = (os.fsencode(file) for file in found if file.name[0] != "." and file.is_file())
+        try:
+            shown = [os.fsencode(file) for file in found if file.name[0] != "." and file.is_file()]
+        except ValueError as error:  # `**` beside other letters, up to Python 3.12
+            raise UserError(f"pattern {text!a}: {error}; such as 'photos/**/*.jpg'") from error
         yield from sorted(filter(has_suffix, shown))
     else:
         raise UserError(f"there is no file or folder {text!a}")

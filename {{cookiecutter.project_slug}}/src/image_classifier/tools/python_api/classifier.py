@@ -15,14 +15,7 @@ from torch import Tensor
 
 from ...checkpoints import LoadedModel, load_model, place_model
 from ...config import ComputeConfig
-from ...data import (
-    BadImageError,
-    PathList,
-    decode_image,
-    dtype_of,
-    fit_square,
-    unreadable,
-)
+from ...data import BadImageError, PathList, decode_image, dtype_of, fit_square, unreadable
 from ...errors import FaultError, UserError
 from ...evaluate import predict_features, predict_logits
 from ...extensions import need_tool
@@ -139,7 +132,8 @@ class Classifier:
         images = iter([images] if is_one(images) else images)
         with ThreadPoolExecutor(num_cores()) as pool:
             while part := list(islice(images, batch_size)):
-                pixels = torch.empty((len(part), *shape), dtype=dtype_of(data.bits))
+                with torch.inference_mode(False):  # that of a caller is not that of the threads
+                    pixels = torch.empty((len(part), *shape), dtype=dtype_of(data.bits))
                 errors = list(pool.map(self._fill, pixels, part))
                 yield part, pixels.permute(0, 3, 1, 2).to(self.device), errors
 

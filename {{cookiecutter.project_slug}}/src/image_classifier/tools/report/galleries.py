@@ -116,7 +116,7 @@ def augmented(samples: Samples, classes: tuple[str, ...]) -> str:
             shares = sorted(((float(label[n]), int(n)) for n in present), reverse=True)
             lines = [("true", classes[n], f"{share:.1%}" * (share < 1)) for share, n in shares]
         else:
-            lines = [("true", classes[int(label)], "")]
+            lines = [("true", classes[int(label)] if label >= 0 else "cannot be read", "")]
         pictures.append(Picture(image, f"step {step}", lines))
     note = f"As the model saw them in step {step:,}."
     return f"<h2>Augmented training images</h2><p>{note}</p>{gallery(pictures)}"

@@ -10,14 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from ...config import DataConfig
-from ...data import (
-    Source,
-    channel_axis,
-    fitted,
-    image_pixels,
-    numbers_as_names,
-    unreadable,
-)
+from ...data import Source, channel_axis, fitted, image_pixels, numbers_as_names, unreadable
 from ...errors import UserError
 from ...runtime.console import printable
 
@@ -57,7 +50,9 @@ def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:
         )
     labels = labels.astype(np.int8) if is_table else labels.astype(np.int64).reshape(-1)
     largest = labels.shape[1] - 1 if is_table else int(labels.max())
-    classes = find_in(dataset, "classes") or numbers_as_names(largest)
+    classes = find_in(dataset, "classes")
+    if classes is None or not len(classes):
+        classes = numbers_as_names(largest)
     return Source(
         labels=torch.from_numpy(labels),
         classes=tuple(printable(str(name)) for name in classes),

@@ -156,3 +156,11 @@ def test_the_folder_of_the_training_keeps_its_split_wherever_it_is(trained, phot
     assert sizes[0] < 12
     assert len(evaluated(trained, photos).source) == 4  # its folder `val`
     assert len(evaluated(trained, photos, "train").source) == 12
+
+
+def test_so_does_that_of_a_run_with_several_labels(on_photos, photos, tmp_path):
+    root = str(photos / "train")
+    config = changed(on_photos, data__root=root, data__val_fraction=0.5, data__limit=0, epochs=1)
+    train(changed(config, model__task="multi-label"))
+    moved = shutil.copytree(photos / "train", tmp_path / "moved")
+    assert len(evaluated(on_photos.run.dir, moved).source) < 12

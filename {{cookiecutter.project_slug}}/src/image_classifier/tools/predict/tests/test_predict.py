@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import sys
 from itertools import product
 from pathlib import Path
 from unittest.mock import Mock
@@ -305,6 +306,11 @@ def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, refusal):
     ):
         assert expected in refusal("predict", run, photos, *words)
     assert "there is no checkpoint" in refusal("predict", tmp_path, photos)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="`**` is `*` there, beside other letters")
+def test_a_pattern_that_python_does_not_take_is_answered_in_one_line(run, photos, refusal):
+    assert "**.jpg': Invalid pattern" in refusal("predict", run, photos / "**.jpg")
 
 
 def test_where_a_library_lacks_memory_a_smaller_batch_is_advised(run, photos, monkeypatch, capsys):

@@ -85,6 +85,8 @@ def test_a_loaded_model_says_what_predict_writes(run, photos, paths, tmp_path):
     shares = model.probabilities(paths)
     assert shares.sum(1).tolist() == pytest.approx([1] * len(paths))
     assert shares.max(1).values.tolist() == pytest.approx([row["probability"] for row in rows])
+    with torch.inference_mode():  # a caller's own
+        assert torch.equal(model.probabilities(paths), shares)
     assert model.classes == ("ant", "bee")
     assert repr(model).startswith("<Classifier of 2 classes: ")
 

@@ -247,7 +247,11 @@ def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path):
 
 @pytest.mark.parametrize(
     ("labels", "expected"),
-    [(MIXED, "ant 63.0% bee 37.0% bee 99.8% ant 0.2%"), (torch.tensor([1, 0]), "bee ant")],
+    [
+        (MIXED, "ant 63.0% bee 37.0% bee 99.8% ant 0.2%"),
+        (torch.tensor([1, 0]), "bee ant"),
+        (torch.tensor([1, LEFT_OUT]), "bee cannot be read"),
+    ],
 )
 def test_training_images_are_shown_as_the_model_saw_them(tmp_path, labels, expected):
     shown = page(tmp_path, answers_of(ANIMALS[:2], counts(2)), labels=labels)

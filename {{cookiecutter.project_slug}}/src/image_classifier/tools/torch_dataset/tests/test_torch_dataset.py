@@ -116,6 +116,8 @@ def test_names_of_classes_can_be_written_anywhere(monkeypatch):
     source = offer(monkeypatch, lambda _: Noisy())
     assert source.classes == (r"\ud800", r"a\nb")
     assert source.fingerprint()
+    monkeypatch.setattr(Noisy, "classes", np.array(["ant", "bee"]))
+    assert offer(monkeypatch, lambda _: Noisy()).classes == ("ant", "bee")
 
 
 def test_an_image_may_have_several_labels_and_a_subset_those_of_the_whole(monkeypatch):
