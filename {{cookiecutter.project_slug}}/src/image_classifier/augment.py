@@ -13,14 +13,7 @@ import torch
 from torch import Tensor
 
 from .config import AugmentConfig
-from .data import (
-    Augmented,
-    Batch,
-    TrainData,
-    Windows,
-    shift_and_flip,
-    take,
-)
+from .data import Augmented, Batch, TrainData, Windows, shift_and_flip, take
 from .extensions import chained, functions
 from .preprocess import Normalize
 from .runtime import seeding

@@ -43,11 +43,7 @@ def read_quarantine(data: DataConfig) -> dict[bytes, str]:
 
 
 def add_to_quarantine(data: DataConfig, reasons: dict[bytes, str]) -> None:
-    """Add images to the list, by their paths below `data.root`.
-
-    Raises:
-        UserError: if the list can't be read or written.
-    """
+    """Add images to the list, by their paths below `data.root`; `UserError` if it can't be."""
     listed = read_quarantine(data) | reasons
     rows = (f"{printable_path(name)}\t{listed[name]}\n" for name in sorted(listed))
     save(quarantine_path(data), "".join(rows))

@@ -12,19 +12,8 @@ import numpy as np
 
 from ...config import DataConfig
 from ...errors import UserError
-from ..label_table.cells import (
-    BLANK,
-    SPLITS,
-    Column,
-    yes_or_no,
-)
-from ..label_table.columns import (
-    Roles,
-    flag_of,
-    listing,
-    short,
-    words_for,
-)
+from ..label_table.cells import BLANK, SPLITS, Column, yes_or_no
+from ..label_table.columns import Roles, flag_of, listing, short, words_for
 from ..label_table.paths import path_of, root_of
 from ..label_table.rows import Table
 from .disk import hint_at, on_disk

@@ -7,11 +7,7 @@ import pytest
 import torch
 from conftest import changed, mixed, write_photo
 from test_order import opened, seen
-from torch.nn.functional import (
-    binary_cross_entropy_with_logits,
-    cross_entropy,
-    one_hot,
-)
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from image_classifier.config import Config
 from image_classifier.data import Augmented, Source
@@ -20,9 +16,7 @@ from image_classifier.data.loader import TrainData
 from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
 from image_classifier.tasks import build_loss, class_loss
-from image_classifier.tools.balance.order import (
-    balanced_order_at,
-)
+from image_classifier.tools.balance.order import balanced_order_at
 
 CPU = World(torch.device("cpu"))
 PARTS = (0, 4), (4, 6)  # of six images

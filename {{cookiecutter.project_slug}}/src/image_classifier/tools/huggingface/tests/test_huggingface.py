@@ -15,10 +15,7 @@ from conftest import changed, read_image
 
 from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.config import DataConfig
-from image_classifier.data import (
-    BadImageError,
-    open_dataset,
-)
+from image_classifier.data import BadImageError, open_dataset
 from image_classifier.errors import UserError
 from image_classifier.runtime.platform import install_command
 from image_classifier.train import train

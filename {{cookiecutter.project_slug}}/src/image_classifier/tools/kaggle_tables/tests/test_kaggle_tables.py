@@ -8,9 +8,7 @@ import pytest
 from conftest import ANT_BEE, beside, paths_of
 
 from image_classifier.config import DataConfig
-from image_classifier.data.datasets import (
-    open_dataset,
-)
+from image_classifier.data.datasets import open_dataset
 from image_classifier.errors import UserError
 
 pytest.importorskip("image_classifier.tools.label_table")

@@ -17,9 +17,7 @@ from image_classifier.data.datasets import open_files
 from image_classifier.errors import UserError
 from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.distributed import World, join_world
-from image_classifier.tools.label_table.labels import (
-    find_table,
-)
+from image_classifier.tools.label_table.labels import find_table
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))

@@ -8,17 +8,12 @@ from test_transfer import DONOR
 
 from image_classifier.config import ModelConfig
 from image_classifier.models import build_model, find_head
-from image_classifier.optim import (
-    build_optimizer,
-    set_lr,
-)
+from image_classifier.optim import build_optimizer, set_lr
 from image_classifier.runtime.command_line import (
     all_presets,
     take_preset,
 )
-from image_classifier.tools.layer_decay.groups import (
-    find_blocks,
-)
+from image_classifier.tools.layer_decay.groups import find_blocks
 
 
 def test_lower_blocks_learn_more_slowly(config):

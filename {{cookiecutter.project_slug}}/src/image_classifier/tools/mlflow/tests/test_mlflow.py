@@ -8,9 +8,7 @@ import pytest
 import torch
 from conftest import answers_of, run_alone, tiny
 
-from image_classifier.tools.mlflow.tracker import (
-    open_tracker,
-)
+from image_classifier.tools.mlflow.tracker import open_tracker
 from image_classifier.tracking import PROJECT
 from image_classifier.train import train
 

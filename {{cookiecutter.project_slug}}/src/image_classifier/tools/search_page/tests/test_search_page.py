@@ -10,11 +10,7 @@ for tool in ("ray_train", "report", "runs", "search"):
     pytest.importorskip(f"image_classifier.tools.{tool}")
 
 from image_classifier.config import Config
-from image_classifier.tools.search import (
-    engines,
-    results,
-    spaces,
-)
+from image_classifier.tools.search import engines, results, spaces
 from image_classifier.tools.search_page import trials_page
 
 

@@ -12,10 +12,7 @@ from image_classifier.checkpoints.pretrained import (
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
-from image_classifier.models import (
-    build_model,
-    find_head,
-)
+from image_classifier.models import build_model, find_head
 from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.platform import install_command
