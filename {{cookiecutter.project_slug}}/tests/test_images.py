@@ -91,7 +91,6 @@ ZOO = {
     "in truth a png.jpg": (saved(RGB, "PNG"), COLORS),
     "gray.png": (saved(RGB.convert("L"), "PNG"), GRAYS),
     "gray 16.png": (saved(Image.fromarray(GRAY16), "PNG"), GRAYS),
-    "dark gray 16.png": (saved(Image.fromarray(GRAY16 // 512), "PNG"), [(0, 0, 0)] * 4),
     "palette.png": (saved(PALETTE, "PNG"), COLORS),
     "palette and key.png": (saved(PALETTE, "PNG", transparency=PALETTE.getpixel((0, 0))), KEYED),
     "gray and alpha.png": (saved(LA, "PNG"), [WHITE, (202,) * 3, *GRAYS[2:]]),
@@ -287,6 +286,11 @@ def test_a_jpeg_of_too_many_pixels_is_read_at_half_its_sides(mode, tmp_path, mon
     monkeypatch.setattr(decode, "MAX_PIXELS", HEIGHT * WIDTH // 4 - 1)
     with pytest.raises(decode.BadImageError, match=r"40 x 24 pixels, more than 956: shrink it"):
         read(path)
+
+
+def test_a_dark_image_of_16_bits_keeps_its_upper_8_as_a_bright_one_does(tmp_path):
+    (tmp_path / "x.png").write_bytes(saved(Image.fromarray(GRAY16 // 512), "PNG"))
+    assert not read(tmp_path / "x.png").any()
 
 
 def test_damaged_files_are_read_or_refused_alike_by_both_decoders(tmp_path, monkeypatch):
