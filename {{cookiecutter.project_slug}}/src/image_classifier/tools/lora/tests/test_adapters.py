@@ -10,7 +10,10 @@ from conftest import changed, logged, losses, run_ranks, train_until
 from safetensors.torch import load_file
 from torch import nn
 
-from image_classifier.checkpoints import PretrainedWeights, load_model
+from image_classifier.checkpoints import (
+    PretrainedWeights,
+    load_model,
+)
 from image_classifier.checkpoints.reading import (
     load_best,
     read_checkpoint,
