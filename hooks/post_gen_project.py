@@ -62,7 +62,7 @@ def main() -> None:
 def write_manifest() -> None:
     """Keep git's names for the content of each file, by which an update finds it in the history.
 
-    A repository has one of two kinds, and nobody knows yet which: the second is git's SHA-256.
+    Names are of one of two kinds, and nobody knows yet which: the second is git's SHA-256.
     """
     made: dict[str, dict[str, str]] = {"files": {}, "files_sha256": {}}
     for path in sorted(Path.cwd().rglob("*")):

@@ -136,7 +136,7 @@ def test_commands_that_a_page_names_are_there_and_take_its_options(page):
     for target in re.findall(r"(?:`|^)make ([a-z]+)", TEXTS[page], re.MULTILINE):
         makefiles = [(folder / "Makefile").read_text("utf-8") for folder in (ROOT, PROJECT)]
         assert any(f"\n{target}:" in text for text in makefiles), target
-    for verb in re.findall(r"(?:`|^|uvx )pretuned ([a-z]+)", TEXTS[page], re.MULTILINE):
+    for verb in re.findall(r"(?:`|^)pretuned ([a-z]+)", TEXTS[page], re.MULTILINE):
         assert f'"{verb}"' in sources(), verb
     for script, words in re.findall(SCRIPT, TEXTS[page]):
         path = script.split()[-1]

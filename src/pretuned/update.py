@@ -308,7 +308,7 @@ def manifest(repository: Repository) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        files = json.loads(path.read_text(encoding="utf-8"))[repository.key]
+        files = json.loads(path.read_text(encoding="utf-8")).get(repository.key, {})
         reason = "it names no contents of git"
         if all(NAME.fullmatch(blob) for blob in files.values()):
             reason = "it names files that are not in the project"
@@ -346,7 +346,7 @@ def rendered(base: str, answers: Answers) -> Iterator[Path]:
             plain = re.compile("[a-z_]+")  # no option
             for key, value in answers.items():
                 if plain.fullmatch(key):
-                    text = ",".join(value) or "none" if isinstance(value, list) else value
+                    text = ",".join(map(str, value)) or "none" if isinstance(value, list) else value
                     words.append(f"{key}={text}")
             variables = os.environ | {
                 "PYTHONPATH": str(source or ""),
@@ -395,8 +395,8 @@ def base_of(repository: Repository, base: str, new: Files, version: str, answers
         ) from error
     if not files:
         raise RefusedError(
-            f"{str(repository.project)!a} has no {MANIFEST}: it is older than that; give the wheel "
-            "or the checkout that made it by --base"
+            f"{str(repository.project)!a} has no {MANIFEST} with names of this kind of repository: "
+            "it is older than that; give the wheel or the checkout that made it by --base"
         )
     return files
 

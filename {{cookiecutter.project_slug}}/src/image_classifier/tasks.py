@@ -72,7 +72,7 @@ def class_loss(optim: OptimConfig, batch_size: int) -> LossFn:
     def loss_of(logits: Tensor, batch: Augmented) -> Tensor:
         _, targets, weights = batch
         smoothing = optim.label_smoothing
-        if smoothing and targets.is_floating_point():  # torch would smooth an image without any
+        if smoothing and targets.is_floating_point():  # torch would teach an image without any
             targets = targets.lerp(targets.mean(dim=1, keepdim=True), smoothing)
             smoothing = 0.0
         if weights is not None:

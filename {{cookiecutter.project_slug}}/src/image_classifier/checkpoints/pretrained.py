@@ -71,7 +71,7 @@ class PretrainedWeights:
         try:
             missing, unexpected = model.load_state_dict(weights, strict=False)
             # Not the batches that BatchNorm counted: torch adds those that older files lack.
-            if alone := tuple(sorted({*missing, *unexpected} - in_head)):
+            if alone := tuple(sorted({*missing, *unexpected} - (in_head if is_new else set()))):
                 raise RuntimeError(f"only one of the two has {some(alone)}")
         except RuntimeError as error:
             raise UserError(

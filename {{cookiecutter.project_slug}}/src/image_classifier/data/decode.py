@@ -239,7 +239,7 @@ def image_pixels(image: Image.Image, channels: int = 3, bits: int = 8) -> np.nda
             raise ValueError("its pixels are numbers of 32 bits; save it with 8 bits per channel")
         if bits == 16:
             return upright(np.array(gray, dtype=np.uint16)[:, :, None], orientation)
-        scale = 1 / 256 if image.mode.startswith("I;16") or highest > 255 else 1
+        scale = 1 / 256 if image.mode != "I" or image.format == "PPM" or highest > 255 else 1
         image = gray.point(lambda value: value * scale).convert("L")
     if channels in COLORED:
         if image.has_transparency_data:

@@ -19,10 +19,10 @@ from .distributed import World
 from .files import lock_file, remove_leftovers
 from .machine import device_name, proc
 
-# All that a run writes, and so all that `--run.fresh` deletes.
+# What a run writes and `--run.fresh` deletes: the last before images are opened, which add to it.
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
 WRITTEN += ("micro_batch.json", "heartbeats", "predictions.safetensors")
-WRITTEN += ("probe.safetensors", "late.safetensors", "test.json", "mlflow.id")
+WRITTEN += ("probe.safetensors", "late.safetensors", "test.json", "mlflow.id", "bad_images.txt")
 WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "wandb", "trackio", "profile", "memory", "ray")
 LIBRARIES = ("numpy", "pillow", "simplejpeg", "torchvision")  # by which images are decoded
 
@@ -48,8 +48,8 @@ def open_run(config: Config, world: World) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             if world.is_main:
                 hold(stack.enter_context((folder / ".lock").open("a+")), folder)
-                if config.run.fresh:  # now, as the images that are opened next add to it
-                    (folder / "bad_images.txt").unlink(missing_ok=True)
+                if config.run.fresh:
+                    (folder / WRITTEN[-1]).unlink(missing_ok=True)
         except OSError as error:
             remove_unused(made)
             raise UserError(
@@ -93,7 +93,7 @@ def hold(lock: TextIO, folder: Path) -> None:
 def clear_run(folder: Path, world: World) -> None:
     """Delete what an earlier run wrote, and nothing else that may lie there."""
     if world.is_main:
-        for name in WRITTEN:
+        for name in WRITTEN[:-1]:
             (folder / name).unlink(missing_ok=True)
         for name in WRITTEN_FOLDERS:
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -126,7 +126,7 @@ def seed_everything(seed: int, deterministic: bool, device: torch.device) -> str
     """Seed the global generators, choose kernels; return a line on how reproducible the run is."""
     torch.manual_seed(seed_at(WEIGHTS, seed))  # on all devices
     seed_cpu(seed_at(WEIGHTS, seed))
-    if deterministic != torch.are_deterministic_algorithms_enabled():  # as of a run before, perhaps
+    if deterministic != torch.are_deterministic_algorithms_enabled():  # by a run before
         torch.use_deterministic_algorithms(deterministic)  # which imports torch's compiler
     if deterministic:
         # cuBLAS reads this when its first handle is made.

@@ -24,7 +24,7 @@ from ..runtime.platform import install_command
 Metrics = dict[str, float]
 Knobs = dict[str, str | float | bool]
 
-PRIVATE = ("run.", "data.root", "data.labels", "data.cache", "optim.teacher")  # paths of a machine
+PRIVATE = ("data.root", "data.labels", "data.cache", "optim.teacher")  # paths of this machine
 PROJECT = __name__.partition(".")[0]  # the name that groups the runs of this package
 
 
@@ -96,5 +96,5 @@ def public_knobs(config: Config) -> Knobs:
     return {
         flag(knob): value if isinstance(value, int | float) else str(value)
         for knob, value in flatten(config).items()
-        if not knob.startswith(PRIVATE)
+        if knob not in PRIVATE and not knob.startswith("run.")
     }

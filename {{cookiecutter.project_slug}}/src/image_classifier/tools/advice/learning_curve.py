@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...checkpoints import load_pretrained
 from ...config import Config
 from ...data import TrainData
-from ...errors import UserError
+from ...errors import FaultError, UserError
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json
 from ...runtime.run_dir import open_run
@@ -66,11 +66,11 @@ def learning_curve(config: Config) -> None:
         print(lines[0])
         found = {"top1": {f"{count}": mean_score(row) for count, row in rows.items()}}
         side = config.data.eval_size
-        larger = 32 * round(LARGER * side / 32)
+        larger = 32 * max(1, round(LARGER * side / 32))
         data = replace(config.data, image_size=larger, test_size=0)
         try:
             with_larger = score_of(features_of(replace(config, data=data), world), 1.0, config.seed)
-        except UserError as error:  # of a network for images of one size
+        except (UserError, FaultError) as error:  # a network for images of one size; memory
             lines.append(f"images of {larger} pixels were not tried: {error}")
         else:
             found["image_size"] = {larger: mean_score([with_larger])}

@@ -1,13 +1,15 @@
-"""What a run says at its end: what it confuses, and whether fine-tuning gained over the probe."""
+"""What a run says at its end: what it confuses, and whether it gained since its start, and late."""
 
 import math
 import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
+from ...data import LEFT_OUT
 from ...extensions import find_tool, option
 from ...metrics import Predictions, counted_and_correct
 from ...runtime.console import printable, say
@@ -45,7 +47,7 @@ def open_observer(setup: Setup) -> Observer:
         if runs:
             images = found.source.fingerprint(), found.source.file_digests()
             probe = runs.read_predictions(path)
-            if probe and probe.are_of(*images) and not says_the_same(probe.predicted):
+            if probe and probe.are_of(*images) and not says_the_same(probe):
                 facts.append(gain_over(probe.predicted, found))
             before = runs.read_predictions(late)
             if before and before.are_of(*images):
@@ -63,9 +65,10 @@ def best_step(result: Result) -> float:
     return int(best[1] or 0) if best else math.inf
 
 
-def says_the_same(predicted: Tensor) -> bool:
-    """Whether all images have one prediction, as from a last layer of zeros that nobody fitted."""
-    return bool((predicted == predicted[0]).all())
+def says_the_same(predictions: Any) -> bool:  # noqa: ANN401 - of a tool
+    """Whether all images have one class, as by a last layer of zeros that nobody fitted."""
+    read = predictions.predicted[predictions.predicted != LEFT_OUT]
+    return predictions.predicted.ndim == 1 and bool((read == read[0]).all())
 
 
 def confusions(predictions: Predictions, num_training: Tensor) -> str:
@@ -101,12 +104,9 @@ def gain_over(probe: Tensor, best: Predictions) -> str:
 
 
 def late_gain(late: Tensor, best: Predictions, is_later: bool) -> str:
-    """What the run gained since `late` predictions, and whether a longer one may gain.
-
-    Nothing, unless the `best` are later ones.
-    """
+    """What the run gained since `late` predictions, and whether a longer one may gain."""
     if not is_later:
-        return f"best.pt is from before {LATE:.0%} of the steps: a longer run would hardly gain"
+        return f"nothing gained since {LATE:.0%} of the steps: a longer run would hardly gain"
     low, high = interval(late, best)
     more = "may gain more" if low > 0 else "would hardly gain"
     told = f"since {LATE:.0%} of the steps {50 * (low + high):+.1f} points{certainty(low, high)}"

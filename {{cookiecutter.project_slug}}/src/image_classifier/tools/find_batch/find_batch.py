@@ -291,7 +291,7 @@ def conclude(found: Found, config: Config, training: ByCommand, processes: int) 
     says = f"--data.batch-size {share * processes}, {found.configured:,} images at once,"
     here = next((size for size in found.sizes if size.images == found.configured), None)
     if here is None and found.limit != "memory":
-        return [*text, f"{says} was not tried"]
+        return [*text, f"{says} was not tried", f"try: {training()} (as it is)"]
     if here is None:
         parts = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest.images)
         line = training(optim__accumulate=next(parts))

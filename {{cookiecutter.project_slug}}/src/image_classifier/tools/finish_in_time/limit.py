@@ -26,13 +26,13 @@ class Deadline:
     def __init__(self, limit: float, seconds_before: float) -> None:
         """Of `limit` seconds, of which earlier starts took `seconds_before`."""
         self.limit = limit
-        # What a restart of this command finds saved has the time since the command began.
-        is_restart = RESTART_COUNTS[0] in os.environ
-        self.seconds_before = seconds_before - seconds_since_start() * is_restart
+        if RESTART_COUNTS[0] in os.environ:  # of this command, since whose start what was saved is
+            seconds_before = max(0.0, seconds_before - seconds_since_start())
+        self.seconds_before = seconds_before
         self.evaluation_seconds = 0.0  # how long the last evaluation took
         self.share = 0.0  # of the time
         self.message = ""  # why the run is done, once it is
-        self.agree(round(1e6 * seconds_before / self.limit))
+        self.agree(round(1e6 * self.seconds_before / self.limit))
 
     @property
     def seconds(self) -> float:

@@ -18,7 +18,7 @@ from ...errors import UserError
 from ...runtime.console import some
 
 MOST_GROUPS = 10_000  # that are balanced; of more, a hash of their names is as good
-PARTS = 20  # of groups, for shares that are not one of fewer equal parts
+PARTS = 20  # equal ones at most, of which a share is some
 
 
 def change_split(  # noqa: PLR0917 - what `divide` is given
@@ -115,7 +115,9 @@ def choose(groups: list[bytes], labels: Tensor, data: DataConfig, knob: str) -> 
         )
     kinds = labels.numpy() if labels.ndim == 1 else rarest(labels.numpy())
     # Of so many equal parts, as many as are the share: 0.4 is two of five.
-    share = Fraction(data.val_fraction).limit_denominator(min(max(count, PARTS), len(names)))
+    most = int(np.unique(kinds, return_counts=True)[1].max())  # parts that a class may fill
+    parts = min(max(count, PARTS), len(names), max(count, most))
+    share = Fraction(data.val_fraction).limit_denominator(parts)
     folds = StratifiedGroupKFold(share.denominator, shuffle=True, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a class with fewer images than folds

@@ -40,13 +40,13 @@ def repeat(recipe: Recipe, count: int) -> None:
     """Train with `count` seeds, and print and write what the runs reach.
 
     Raises:
-        UserError: if a run cannot be trained so.
+        UserError: if a run cannot be trained so, or one that is done had other images or weights.
         FaultError: if a run failed, or a signal ended this.
     """
     seeds = range(recipe.config.seed, recipe.config.seed + count)
     runs = train_all(recipe, {f"seed-{seed}": {"seed": seed} for seed in seeds})
     images = open_dataset(recipe.config.data, "val").fitted(recipe.config.model.task, "val")
-    for run in runs:
+    for run in (run for run in runs if run.predictions):  # a full disk keeps none
         check_run(run, recipe.config, images)
     metric = runs[0].metric
     is_share = find_metric(metric).is_percent
@@ -67,8 +67,8 @@ def check_run(run: Run, config: Config, images: Source) -> None:
     is_same = run.need_predictions().are_of(images.fingerprint(), images.file_digests())
     if not is_same or run.knobs.get(FIXED_KNOB, "") != config.run.init_from:
         raise UserError(
-            f"the images or --run.init-from have changed since {str(run.folder)!a} was trained: "
-            "start over with --run.fresh, or take another --run.dir"
+            f"the validation images or --run.init-from have changed since {str(run.folder)!a} was "
+            "trained: start over with --run.fresh, or take another --run.dir"
         )
 
 

@@ -133,7 +133,7 @@ class RunTrial(Trainable):
         return row["step"] >= round(self.job.options.epochs * row["step"] / row["epoch"])
 
     def report(self, rows: list[Row], is_done: bool) -> dict[str, Any]:
-        """What Ray learns after the last of `rows`: the best score so far, as best.pt has it."""
+        """What Ray learns after the last of `rows`: the best score so far of trained weights."""
         metric = self.job.metric
         return {
             "score": better(metric) * saved_runs.best_of(rows, metric)[f"val/{metric}"],

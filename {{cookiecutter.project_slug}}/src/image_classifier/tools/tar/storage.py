@@ -85,7 +85,8 @@ class Storage:
         others = parts.pop("", [])
         if not parts:  # the word may stand elsewhere: `imagenet-train-000000.tar`
             for shard in others:
-                parts.setdefault(role_of(shard)[0], []).append(shard)
+                role, _ = role_of(shard)
+                parts.setdefault(role.replace("pred", ""), []).append(shard)
             others = parts.pop("", [])
         if not parts and not others:
             raise UserError(f"--data.root {self.root!a}: there are no tar files, train-000000.tar")

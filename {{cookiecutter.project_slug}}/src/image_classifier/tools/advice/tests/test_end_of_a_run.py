@@ -60,7 +60,7 @@ def test_nothing_is_gained_over_a_layer_of_zeros_or_since_later_than_the_best(tm
     best = "best.pt has the weights of step 500: top-1 100.00%, whose scores these are"
     conclude(result_of([0, 1, 2], f"step 1,000 of 1,000; finished; {best}", is_last=True))
     said = capsys.readouterr().out
-    assert said == "best.pt is from before 75% of the steps: a longer run would hardly gain\n"
+    assert said == "nothing gained since 75% of the steps: a longer run would hardly gain\n"
 
 
 def result_of(answers, state, **more):

@@ -57,7 +57,7 @@ def test_each_image_is_validated_once(validate, photos, tmp_path, refusal, capsy
     (tmp_path / "photos.cache").mkdir()
     (tmp_path / "photos.cache" / "quarantine.txt").write_text("ant/0.jpg\tblurred\n")
     validate += ["--data.cache", str(tmp_path / "photos.cache")]
-    assert "the images or --run.init-from have changed since" in refusal(*validate)
+    assert "the validation images or --run.init-from have changed since" in refusal(*validate)
 
 
 def test_what_cannot_be_divided_is_refused(validate, photos, monkeypatch, refusal):

@@ -17,6 +17,7 @@ from image_classifier.data.datasets.source import Source
 from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.distill.loss import Teacher
+from image_classifier.tracking.trackers import public_knobs
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
@@ -51,6 +52,12 @@ def test_a_teacher_of_images_of_other_channels_is_refused(taught, monkeypatch):
     monkeypatch.setitem(datasets.DATASETS, "gray", gray)
     with pytest.raises(UserError, match="knows images of 3 channels, and these have 1"):
         train(changed(taught, data__name="gray", data__channels=1))
+
+
+def test_trackers_get_no_path_of_the_teacher_but_its_share(taught):
+    knobs = public_knobs(taught)
+    assert taught.optim.teacher not in knobs.values()
+    assert knobs["optim.teacher-share"] == 0.75
 
 
 @pytest.fixture

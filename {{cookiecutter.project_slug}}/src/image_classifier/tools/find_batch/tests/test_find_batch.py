@@ -114,7 +114,7 @@ def test_a_batch_that_does_not_fit_is_divided_and_one_that_fits_is_not(config, m
 def test_a_size_that_was_not_reached_is_not_said_not_to_fit(config, monkeypatch):
     pretend(monkeypatch, room=10**9)
     larger = bf16(config, data__batch_size=32, data__limit=64)
-    *_, what = concluded(search(larger, at_most=8), larger)
+    *_, what, _ = concluded(search(larger, at_most=8), larger)
     assert what == "--data.batch-size 32, 32 images at once, was not tried"
 
 

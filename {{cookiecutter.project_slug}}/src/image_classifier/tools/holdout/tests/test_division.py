@@ -68,6 +68,12 @@ def test_a_share_of_groups_is_as_large_as_it_was_asked_for(share):
     assert len(found) / len(names) == pytest.approx(share, abs=0.03)
 
 
+def test_a_share_is_found_though_classes_have_few_images():
+    names, labels = names_of(20, per_group=3)  # 15 of a class, fewer than the parts of 3/20
+    found = parts(names, labels, test_fraction=0.15)["test"]
+    assert len(found) / len(names) == pytest.approx(0.15, abs=0.05)
+
+
 def test_without_groups_added_images_move_no_others():
     names, labels = names_of(400, per_group=1)
     data = DataConfig(test_fraction=0.25)

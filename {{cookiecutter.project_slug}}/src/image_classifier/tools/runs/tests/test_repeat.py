@@ -157,7 +157,7 @@ def test_runs_of_other_images_or_weights_are_not_taken_for_these(
         return replace(found, labels=found.labels.flip(0))
 
     monkeypatch.setitem(DATASETS, "shapes", others)
-    assert "the images or --run.init-from have changed since" in refusal(*words)
+    assert "the validation images or --run.init-from have changed since" in refusal(*words)
 
 
 @pytest.mark.parametrize("code", [1, 74, 75])
