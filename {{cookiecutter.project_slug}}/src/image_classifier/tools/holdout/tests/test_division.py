@@ -71,7 +71,7 @@ def test_a_share_of_groups_is_as_large_as_it_was_asked_for(share):
 def test_a_share_is_found_though_classes_have_few_images():
     names, labels = names_of(20, per_group=3)  # 15 of a class, fewer than the parts of 3/20
     found = parts(names, labels, test_fraction=0.15)["test"]
-    assert len(found) / len(names) == pytest.approx(0.15, abs=0.05)
+    assert len(found) / len(names) == pytest.approx(0.15, abs=0.06)  # a group more or less
 
 
 def test_without_groups_added_images_move_no_others():
