@@ -10,7 +10,7 @@ from pretuned_answers import tools
 PACKAGE = PROJECT / "src" / "image_classifier"
 # Lines: what they are at most now, and what they should be; lower the first with the lines.
 BUDGETS = {
-    "story: the files at the top": (1_786, 2_000),
+    "story: the files at the top": (1_785, 2_000),
     "core: all but tools": (9_421, 7_500),
     "the largest tool": (800, 800),
     "a project with few tools": (11_453, 8_500),

@@ -16,7 +16,7 @@ from .errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, OF_TOOL
 from .extensions import find_commands
 from .runtime.command_line import HELP, all_presets, command, parse, summary, take_preset
 from .runtime.console import lasting_output, printable
-from .runtime.launch import end_in_group, is_restart, run_in_processes
+from .runtime.launch import end_in_group, of_this_start, run_in_processes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,8 +70,7 @@ def train(words: list[str]) -> int:
     def work() -> None:
         from .train import train
 
-        fresh = config.run.fresh and not is_restart()
-        train(replace(config, run=replace(config.run, fresh=fresh)))
+        train(replace(config, run=of_this_start(config.run)))
 
     return run_in_processes(work, config.run, config.compute)
 

@@ -62,9 +62,8 @@ class PretrainedWeights:
         if not self.weights:
             return self.note
         head, _ = find_head(model)
-        heads = find_heads(model)
-        layers = [(path, part) for path, part in model.named_modules() if part in heads]
-        in_head = {f"{path}.{name}" for path, part in layers for name, _ in part.named_parameters()}
+        own = {weight for layer in find_heads(model) for weight in layer.parameters()}
+        in_head = {name for name, weight in model.named_parameters() if weight in own}
         is_new = not self.knows(model, classes)
         weights = {n: w for n, w in self.weights.items() if not (is_new and n in in_head)}
         stems = adapt_channels(weights, model)

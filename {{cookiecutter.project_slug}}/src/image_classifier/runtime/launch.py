@@ -14,6 +14,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 
 from ..config import ComputeConfig, RunConfig
@@ -75,9 +76,10 @@ def end_in_group(code: int) -> None:
         os._exit(code)
 
 
-def is_restart() -> bool:
-    """Whether this job was started before: it continues its run, whatever `--run.fresh` says."""
-    return any(os.environ.get(name, "0") != "0" for name in RESTART_COUNTS)
+def of_this_start(run: RunConfig) -> RunConfig:
+    """`run`, of which `fresh` counts only at the first start of a job: later ones continue it."""
+    is_restart = any(os.environ.get(name, "0") != "0" for name in RESTART_COUNTS)
+    return replace(run, fresh=run.fresh and not is_restart)
 
 
 def seconds_since_start() -> float:

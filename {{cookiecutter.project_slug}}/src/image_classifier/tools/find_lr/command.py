@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ...config import Config
 from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.config_dict import changed_knobs, sections, words_of
-from ...runtime.launch import is_restart, run_in_processes
+from ...runtime.launch import of_this_start, run_in_processes
 
 RESULT_IS_IN_FILES = True
 
@@ -35,8 +35,7 @@ def main(words: list[str]) -> int:
     def work() -> None:
         from .find_lr import find_lr, geometric_lrs
 
-        run = replace(config.run, fresh=config.run.fresh and not is_restart())
         lrs = geometric_lrs(options.low, options.high, options.steps)
-        find_lr(replace(config, run=run), training, lrs)
+        find_lr(replace(config, run=of_this_start(config.run)), training, lrs)
 
     return run_in_processes(work, config.run, config.compute)
