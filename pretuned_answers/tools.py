@@ -51,8 +51,12 @@ def chosen(project: Path, size: str, names: str = "") -> list[str]:
 
 def are_names(project: Path, text: str) -> bool:
     """Whether a text has the name of a tool, alone or between commas."""
-    words = {word.strip().lower().replace("-", "_") for word in text.split(",")}
-    return not words.isdisjoint(offered(project))
+    return not set(map(module_of, text.split(","))).isdisjoint(offered(project))
+
+
+def module_of(name: str) -> str:
+    """The folder that a tool `name` has, however it is written."""
+    return name.strip().lower().replace("-", "_")
 
 
 def named(project: Path, name: str) -> str:
@@ -62,7 +66,7 @@ def named(project: Path, name: str) -> str:
         RefusedError: if there is none.
     """
     known = offered(project)
-    found = name.strip().lower().replace("-", "_")
+    found = module_of(name)
     if found not in known:
         near = difflib.get_close_matches(found, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""

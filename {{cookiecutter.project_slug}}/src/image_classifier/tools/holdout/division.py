@@ -115,8 +115,8 @@ def choose(groups: list[bytes], labels: Tensor, data: DataConfig, knob: str) -> 
         )
     kinds = labels.numpy() if labels.ndim == 1 else rarest(labels.numpy())
     # Of so many equal parts, as many as are the share: 0.4 is two of five.
-    most = int(np.unique(kinds, return_counts=True)[1].max())  # parts that a class may fill
-    parts = min(max(count, PARTS), len(names), max(count, most))
+    largest = int(np.unique(kinds, return_counts=True)[1].max())  # class: no more parts have one
+    parts = max(count, min(PARTS, largest, len(names)))
     share = Fraction(data.val_fraction).limit_denominator(parts)
     folds = StratifiedGroupKFold(share.denominator, shuffle=True, random_state=0)
     with warnings.catch_warnings():
@@ -126,8 +126,8 @@ def choose(groups: list[bytes], labels: Tensor, data: DataConfig, knob: str) -> 
         except ValueError as error:  # so has every class
             raise UserError(f"{knob} {data.val_fraction:g}: {error}") from error
     is_chosen = np.zeros(len(groups), bool)
-    first = data.fold * share.numerator
-    for chosen in divided[first : first + share.numerator]:
+    start = data.fold * share.numerator
+    for chosen in divided[start : start + share.numerator]:
         is_chosen[chosen] = True
     for kind in np.setdiff1d(kinds, kinds[~is_chosen]):  # a class stays for training
         first = numbers[np.flatnonzero(kinds == kind)[0]]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...config import FREE_TO_CHANGE, Config
-from ...data import Source, open_dataset
+from ...data import open_dataset
 from ...errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
 from ...extensions import of_tools
 from ...metrics import find_metric, metric_number, metric_title, scale
@@ -45,9 +45,10 @@ def repeat(recipe: Recipe, count: int) -> None:
     """
     seeds = range(recipe.config.seed, recipe.config.seed + count)
     runs = train_all(recipe, {f"seed-{seed}": {"seed": seed} for seed in seeds})
-    images = open_dataset(recipe.config.data, "val").fitted(recipe.config.model.task, "val")
+    val = open_dataset(recipe.config.data, "val").fitted(recipe.config.model.task, "val")
+    images = val.fingerprint(), val.file_digests()
     for run in (run for run in runs if run.predictions):  # a full disk keeps none
-        check_run(run, recipe.config, images)
+        check_run(run, recipe.config, *images)
     metric = runs[0].metric
     is_share = find_metric(metric).is_percent
     rows = [{"seed": run.seed} | as_json(run) for run in runs]
@@ -62,9 +63,9 @@ def repeat(recipe: Recipe, count: int) -> None:
     print("\n".join(lines))
 
 
-def check_run(run: Run, config: Config, images: Source) -> None:
+def check_run(run: Run, config: Config, images: str, files: dict[str, str]) -> None:
     """Raise `UserError` if a run, perhaps done before, had other weights or validation images."""
-    is_same = run.need_predictions().are_of(images.fingerprint(), images.file_digests())
+    is_same = run.need_predictions().are_of(images, files)
     if not is_same or run.knobs.get(FIXED_KNOB, "") != config.run.init_from:
         raise UserError(
             f"the validation images or --run.init-from have changed since {str(run.folder)!a} was "

@@ -126,8 +126,7 @@ def read_run(folder: Path) -> Run:
 
 def grain_of(runs: Iterable[Run]) -> float:
     """The share of one image in the scores of runs; 0 where no run has predictions."""
-    known = (run.predictions for run in runs if run.predictions)
-    return next((1 / len(found.predicted) for found in known), 0.0)
+    return next((1 / len(run.predictions.predicted) for run in runs if run.predictions), 0.0)
 
 
 def columns(rows: list[list[Cell]], align: Callable[[str, int], str]) -> list[str]:

@@ -86,7 +86,7 @@ class Storage:
         if not parts:  # the word may stand elsewhere: `imagenet-train-000000.tar`
             for shard in others:
                 role, _ = role_of(shard)
-                parts.setdefault(role.replace("pred", ""), []).append(shard)
+                parts.setdefault("" if role == "pred" else role, []).append(shard)
             others = parts.pop("", [])
         if not parts and not others:
             raise UserError(f"--data.root {self.root!a}: there are no tar files, train-000000.tar")
