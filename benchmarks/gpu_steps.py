@@ -121,7 +121,8 @@ def once(load: Callable[..., Any]) -> Callable[..., Any]:
 def peers(given: argparse.Namespace) -> Rows:
     """Run each script on CIFAR-10 in the file that it would download: its seconds, all in all.
 
-    It is as it came, but for how often it trains: `--runs` times.
+    It is as it came, but for how often it trains: `--runs` times; and with `--mode` for the mode of
+    torch.compile, where accuracy alone is asked for.
     """
     import numpy as np
     import torch
@@ -138,11 +139,13 @@ def peers(given: argparse.Namespace) -> Rows:
             labels = torch.tensor([classes.index(path.parent.name) for path in paths])
             saved = {"images": images, "labels": labels, "classes": classes}
             torch.save(saved, f"cifar10/{split}.pt")
-        for script in sorted(given.peers.glob("*.py")):
+        for script in sorted(given.peers.glob(f"{given.script}.py")):
             print(f"peer {script.name}", flush=True)
             code = re.sub(
                 r"for run in range\(\d+\)", f"for run in range({given.runs})", script.read_text()
             )
+            if given.mode:
+                code = re.sub(r"mode=(['\"])[\w-]+\1", f"mode={given.mode!r}", code)
             copy = Path(script.name).resolve()
             copy.write_text(code)
             sys.argv = [str(copy)]
@@ -312,7 +315,8 @@ def main() -> None:
         "--results", type=Path, default=measurements.RESULTS, help="folder of the result"
     )
     parser.add_argument("--words", default="cifar10_speed", help="a preset, and options")
-    parser.add_argument("--mode", default="", help="of torch.compile (default)")
+    parser.add_argument("--script", default="*", help="of the folder of peers (all)")
+    parser.add_argument("--mode", default="", help="of torch.compile (default; a peer's own)")
     parser.add_argument("--runs", type=int, default=1, help="with a seed each (1)")
     parser.add_argument("--seed", type=int, default=0, help="of the first (0)")
     for what in ("cifar", "photos", "peers"):

@@ -6,8 +6,10 @@ import re
 import runpy
 import shlex
 import sys
+import tarfile
 
 import gpu
+import measurements
 import pytest
 from conftest import PROJECT, ROOT
 from image_classifier import cli
@@ -66,3 +68,32 @@ def test_a_command_that_hangs_is_killed_and_the_next_goes_on(tmp_path, monkeypat
     said = capfd.readouterr().out
     assert said.count("passed before") == 1
     assert said.count("needs a GPU: -c print(8)") == 2
+
+
+def test_what_is_packed_has_a_project_the_benchmarks_and_their_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "wheels", lambda folder, *_: folder.mkdir())
+    archive = tmp_path / "gpu.tar"
+    gpu.main(["pack", "--archive", str(archive)])
+    with tarfile.open(archive) as packed:
+        names = packed.getnames()
+        commit = packed.extractfile("gpu/COMMIT").read().decode()
+    wanted = f"{PROJECT.name}/train.py", "benchmarks/gpu.py", "faults/kills.py"
+    assert {f"gpu/{path}" for path in wanted} <= {*names}
+    assert commit == measurements.commit()
+
+
+def test_what_a_command_printed_becomes_a_row_for_each_run_but_not_for_the_one_that_warms_up():
+    def rows(*lines, code=0):
+        return gpu.numbers({"code": code, "printed": lines, "seconds": 60.0})
+
+    compiled, first, second = (
+        f"|   eval  |     0.9610  |   0.8946  |       0.9050  |        {seconds}  |"
+        for seconds in ("246.0095", "1.5828", "1.9045")
+    )
+    assert [row["seconds"] for row in rows(compiled, first, second)] == [1.5828, 1.9045]
+    assert rows(compiled) == [{"top1_percent": 90.5}]
+    runs = [f"run {number}: {{'seconds': {3.0 + number}}}" for number in (-1, 0, 1)]
+    assert rows(*runs, code="killed at its limit") == [{"seconds": 3.0}, {"seconds": 4.0}]
+    assert rows("=== 42 passed, 6 warnings in 71.03s ===") == [{"passed": 42.0, "seconds": 60.0}]
+    assert rows("**kept** 70 s") == [{"passed": 1.0, "failed": 0.0, "seconds": 60.0}]
+    assert rows("Traceback", code=1) == []
