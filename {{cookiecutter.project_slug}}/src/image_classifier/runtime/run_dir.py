@@ -19,10 +19,11 @@ from .distributed import World
 from .files import lock_file, remove_leftovers
 from .machine import device_name, proc
 
-# What a run writes and `--run.fresh` deletes: the last before images are opened, which add to it.
+BAD_IMAGES = "bad_images.txt"  # whoever opens images adds to it
+# What a run writes and `--run.fresh` deletes.
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
 WRITTEN += ("micro_batch.json", "heartbeats", "predictions.safetensors")
-WRITTEN += ("probe.safetensors", "late.safetensors", "test.json", "mlflow.id", "bad_images.txt")
+WRITTEN += ("probe.safetensors", "late.safetensors", "test.json", "mlflow.id", BAD_IMAGES)
 WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "wandb", "trackio", "profile", "memory", "ray")
 LIBRARIES = ("numpy", "pillow", "simplejpeg", "torchvision")  # by which images are decoded
 
@@ -49,7 +50,7 @@ def open_run(config: Config, world: World) -> Iterator[None]:
             if world.is_main:
                 hold(stack.enter_context((folder / ".lock").open("a+")), folder)
                 if config.run.fresh:
-                    (folder / WRITTEN[-1]).unlink(missing_ok=True)
+                    (folder / BAD_IMAGES).unlink(missing_ok=True)  # before images are opened
         except OSError as error:
             remove_unused(made)
             raise UserError(
@@ -93,7 +94,7 @@ def hold(lock: TextIO, folder: Path) -> None:
 def clear_run(folder: Path, world: World) -> None:
     """Delete what an earlier run wrote, and nothing else that may lie there."""
     if world.is_main:
-        for name in WRITTEN[:-1]:
+        for name in {*WRITTEN} - {BAD_IMAGES}:
             (folder / name).unlink(missing_ok=True)
         for name in WRITTEN_FOLDERS:
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -274,11 +274,10 @@ class RunLogger:
         self, scores: Scores, metrics: dict[str, float], end: str, **of_end: bool | nn.Module | None
     ) -> list[str]:
         """Tell observers of an evaluation, and how the run ended; return where they say to look."""
-        steps = f"step {self.step_done:,} of {self.total_steps:,}"
-        state = f"{steps if self.total_steps else 'linear probe'}; {end}"
+        steps = self.step_done, self.total_steps, self.state.best_step
         sections = [observer.section for observer in self.observers]
         of_run = {"decision": self.state.decision, "sections": sections, **of_end}
-        result = Result(scores.predictions, metrics, state, self.warnings, **of_run)
+        result = Result(scores.predictions, metrics, *steps, end, self.warnings, **of_run)
         return [*filter(None, (observer.conclude(result) for observer in self.observers))]
 
     def place(self, step: int) -> str:

@@ -54,13 +54,15 @@ class Result:
 
     predictions: Predictions  # for the validation images
     metrics: dict[str, float]  # of them: `val/top1` and so on
-    state: str  # how far the run is, and how it ended
+    step: int  # how many are done
+    total_steps: int  # 0: a linear probe alone
+    best_step: int  # of the best weights, whose predictions those at the end are
+    end: str  # how the run ended, or that it has not
     warnings: list[str]  # of all observers
     decision: Decision = NO_DECISION  # when these predictions count
     is_last: bool = False  # whether the run ends with it
     model: nn.Module | None = None  # then: that predicted; None if a rank has only a part of it
     sections: list[Callable[["Result", ModuleType], str]] = field(default_factory=list)  # of all
-    # observers, for the report page
 
 
 @dataclass(frozen=True)
@@ -69,17 +71,14 @@ class Observer:
 
     warnings: tuple[str, ...] = ()  # printed, and shown by the report page
     notes: tuple[str, ...] = ()  # lines on what the run consists of
-    metrics: Callable[[Speed | None], dict[str, float]] = lambda _: {}  # for each row; None: no
-    # steps were timed
+    metrics: Callable[[Speed | None], dict[str, float]] = lambda _: {}  # of a row; None: not timed
     verdict: Callable[[Speed], str] = lambda _: ""  # a sentence after each epoch
     begin: Callable[[int, Augmented], object] = lambda *_: None  # after the first step: its number,
     # and its batch, as the model saw it
-    judge: Callable[[nn.Module], dict[str, float]] = lambda _: {}  # metrics more of an evaluation,
-    # of the model that was evaluated
+    judge: Callable[[nn.Module], dict[str, float]] = lambda _: {}  # more metrics, of this model
     conclude: Callable[[Result], str] = lambda _: ""  # after evaluations; of the last one, where
     # to look at what was made of it
-    section: Callable[[Result, ModuleType], str] = lambda *_: ""  # HTML of the page of a run, by
-    # means of the package that writes it
+    section: Callable[[Result, ModuleType], str] = lambda *_: ""  # HTML for the report
 
 
 def open_observers(setup: Setup) -> list[Observer]:

@@ -1,7 +1,5 @@
 """What a run says at its end: what it confuses, and whether it gained since its start, and late."""
 
-import math
-import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +16,6 @@ from ...tracking import Observer, Result, Setup
 SHOWN = 2  # pairs of classes
 LEAST = 2  # mistakes of a pair that is shown
 LATE = 0.75  # of a run: if it gains nothing from there on, a longer one would hardly gain
-STEPS = re.compile(r"step ([\d,]+) of ([\d,]+)")
-BEST = re.compile(r"best\.pt has the weights (?:of step (\d+)|from before training)")
 
 
 def open_observer(setup: Setup) -> Observer:
@@ -36,12 +32,12 @@ def open_observer(setup: Setup) -> Observer:
     def conclude(result: Result) -> str:
         found = result.predictions
         if not result.is_last:
-            step, steps = (int(n.replace(",", "")) for n in STEPS.match(result.state).groups())
             with suppress(OSError):
-                if step == 0 and has_probe:
-                    found.save(path, step)
-                if 0 < step <= LATE * steps:
-                    replace(found, probabilities=None).save(late, step)  # at each evaluation
+                if result.step == 0 and has_probe:
+                    found.save(path, 0)
+                if 0 < result.step <= LATE * result.total_steps:
+                    late_one = replace(found, probabilities=None)
+                    late_one.save(late, result.step)  # at each evaluation
             return ""
         facts = [confusions(found, train.class_counts())]
         if runs:
@@ -51,18 +47,13 @@ def open_observer(setup: Setup) -> Observer:
                 facts.append(gain_over(probe.predicted, found))
             before = runs.read_predictions(late)
             if before and before.are_of(*images):
-                facts.append(late_gain(before.predicted, found, before.step < best_step(result)))
+                is_later = before.step < result.best_step
+                facts.append(late_gain(before.predicted, found, is_later))
         if told := "; ".join(filter(None, facts)):
             say(told)
         return ""
 
     return Observer(conclude=conclude)
-
-
-def best_step(result: Result) -> float:
-    """The step of the best weights: the last one unless `result` says that best.pt is older."""
-    best = BEST.search(result.state)
-    return int(best[1] or 0) if best else math.inf
 
 
 def says_the_same(predictions: Any) -> bool:  # noqa: ANN401 - of a tool

@@ -82,7 +82,8 @@ def write_page(
     name = escape(folder.resolve().name)
     about = f"{config['model.name']} on {config['data.name']}"
     about += f", {config['epochs']:g} epochs" if config["epochs"] else ""
-    about += f"; {environment['device']}; {result.state}"
+    steps = f"step {result.step:,} of {result.total_steps:,}" * bool(result.total_steps)
+    about += f"; {environment['device']}; {steps or 'linear probe'}; {result.end}"
     defaults = json.loads(json.dumps(flatten(Config())))  # as JSON has them: lists for tuples
     defaults["run.best_by"] = metric_of(config | {"run.best_by": "auto"})
     changed = {k: value for k, value in config.items() if value != defaults.get(k)}

@@ -14,8 +14,8 @@ from ...config import DataConfig
 from ...data import Note, Source
 from ...errors import FaultError
 from ...runtime.console import printable_path
+from ...runtime.run_dir import BAD_IMAGES
 
-LIST = "bad_images.txt"
 MOST, MOST_SHARE = 20, 0.01  # images or share of a split that may be bad, whichever is more
 CURE = "train without them: --data.on-bad-image skip"
 
@@ -32,7 +32,7 @@ class BadImages:
         """List those of `source` in the run folder `folder`, if it is not empty."""
         self.source = source
         self.root = Path(data.root)
-        self.path = Path(folder) / LIST if folder else None
+        self.path = Path(folder) / BAD_IMAGES if folder else None
         self.most = max(MOST, int(MOST_SHARE * len(source)))
         self.indices: set[int] = set()  # of those that this process has met
         self.names: set[bytes] = set()  # these, and what was read of the list

@@ -56,16 +56,16 @@ def test_nothing_is_gained_over_a_layer_of_zeros_or_since_later_than_the_best(tm
     pytest.importorskip("image_classifier.tools.runs")
     conclude = observer_of(tmp_path, predicted([0, 1, 2] * 20, [0, 1, 2] * 20))
     for step, answers in ((0, [2, 2, 2]), (500, [0, 1, 2]), (750, [0, 1, 0])):
-        conclude(result_of(answers, f"step {step:,} of 1,000; not finished"))
-    best = "best.pt has the weights of step 500: top-1 100.00%, whose scores these are"
-    conclude(result_of([0, 1, 2], f"step 1,000 of 1,000; finished; {best}", is_last=True))
+        conclude(result_of(answers, step, best_step=min(step, 500)))
+    conclude(result_of([0, 1, 2], 1000, best_step=500, is_last=True))
     said = capsys.readouterr().out
     assert said == "nothing gained since 75% of the steps: a longer run would hardly gain\n"
 
 
-def result_of(answers, state, **more):
-    """What three classes of images reached, 20 of each."""
-    return Result(predicted([0, 1, 2] * 20, answers * 20), {}, state, [], **more)
+def result_of(answers, step, best_step=0, **more):
+    """What three classes of images reached, 20 of each, after a step of 1,000."""
+    found = predicted([0, 1, 2] * 20, answers * 20)
+    return Result(found, {}, step, 1000, best_step, "not finished", [], **more)
 
 
 def observer_of(folder, found, head="probe"):
@@ -78,16 +78,15 @@ def observer_of(folder, found, head="probe"):
 
 def test_the_last_evaluation_before_the_end_of_a_run_is_what_its_last_steps_gain_over(tmp_path):
     runs = find_tool("saved_runs", "runs") or pytest.skip("needs the tool runs")
-    conclude = observer_of(tmp_path, predicted([0, 1, 2], [0, 1, 2]))
+    conclude = observer_of(tmp_path, predicted([0, 1, 2] * 20, [0, 1, 2] * 20))
     for step, answers in ((0, [2, 2, 2]), (500, [0, 2, 2]), (750, [0, 1, 0]), (1000, [0, 1, 2])):
-        done = predicted([0, 1, 2], answers)
-        conclude(Result(done, {}, f"step {step:,} of 1,000; not finished", []))
+        conclude(result_of(answers, step))
     late = runs.read_predictions(tmp_path / "late.safetensors")
-    assert late.predicted.tolist() == [0, 1, 0]
+    assert late.predicted.tolist() == [0, 1, 0] * 20
 
 
 @pytest.mark.parametrize(("head", "is_kept"), [("probe", True), ("zero", False)])
 def test_only_a_linear_probe_is_what_fine_tuning_gains_over(tmp_path, head, is_kept):
     found = predicted([0, 1], [0, 1])
-    observer_of(tmp_path, found, head)(Result(found, {}, "step 0 of 5; not finished", []))
+    observer_of(tmp_path, found, head)(result_of([0, 1, 2], 0))
     assert (tmp_path / "probe.safetensors").exists() is is_kept

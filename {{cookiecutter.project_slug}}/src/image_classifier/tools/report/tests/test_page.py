@@ -50,7 +50,7 @@ def page(folder, answers, rows=ROWS, warnings=(), labels=MIXED, *, ended=None, *
     samples = torch.full((len(labels), 4, 4, 3), 7, dtype=torch.uint8), labels, 3
     metrics = next((row for row in rows if "val/loss" in row), {})
     end = {} if ended is None else {"is_last": True, **ended}
-    result = Result(answers, metrics, "step 20 of 20", warnings, **end)
+    result = Result(answers, metrics, 20, 20, 20, "finished", warnings, **end)
     report.write_page(folder, result, samples)
     return Shown((folder / "report.html").read_text(encoding="utf-8"))
 
@@ -121,7 +121,7 @@ def test_a_page_on_several_labels_has_scores_of_each_the_curves_and_wrong_labels
         ["cow", "", "0.0%", "0.0%", "", "0"],
     ]
     said = " ".join(" ".join(shown.words).split())
-    assert "step 20 of 20 2.0000 loss 1.9000 loss of the last weights " in said
+    assert "step 20 of 20; finished 2.0000 loss 1.9000 loss of the last weights " in said
     assert "Precision over recall" in said
     assert "Some may be wrong labels. ant 20.0% cow 70.0% bee 70.0% " in said
     assert "As the model saw them in step 3. ant bee ant Config" in said
@@ -148,13 +148,13 @@ def test_at_the_end_classes_with_the_lowest_recall_have_examples_right_and_misse
 
 
 def test_tools_add_sections_and_training_scores_are_beside_those_of_validation(tmp_path):
-    sections = [lambda result, report: report.charts.line_chart(result.state, {"": [(1.0, 2.0)]})]
+    sections = [lambda result, report: report.charts.line_chart(result.end, {"": [(1.0, 2.0)]})]
     rows = [*ROWS, {"step": 20, "epoch": 2.0, "train/top1": 0.875}]
     answers = answers_of(ANIMALS[:2], counts(2))
     shown = page(tmp_path, answers, rows, ended={"sections": sections})
     said = " ".join(" ".join(shown.words).split())
     assert re.search(r" Top-1 [0-9.% ]+ epoch train 87.5% val 50% ", said)
-    assert "step 20 of 20" in shown.words
+    assert shown.words.count("finished") == 1
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 0.0, 1e30])
@@ -176,9 +176,10 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypat
     train(config)
     first, second = [row["val/top1"] for row in logged(config.run.dir) if "val/top1" in row]
     others = f"; best.pt has the weights of step 1: top-1 {first:.2%}, whose scores these are"
-    assert [call.args[1].state for call in write.call_args_list] == [
-        "step 1 of 2; not finished",
-        f"step 2 of 2; finished{others if first >= second else ''}",
+    results = [call.args[1] for call in write.call_args_list]
+    assert [(result.step, result.end) for result in results] == [
+        (1, "not finished"),
+        (2, f"finished{others if first >= second else ''}"),
     ]
     written = Path(config.run.dir, "report.html")
     text = written.read_text(encoding="utf-8")
