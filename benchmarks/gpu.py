@@ -570,8 +570,8 @@ def numbers(one: dict[str, Any]) -> list[dict[str, float]]:
     if trained := PEER_ENDS.findall(printed):
         rows = [{"seconds": float(ran), "top1_percent": 100 * float(top1)} for top1, ran in trained]
         # The first one compiles: it has no seconds. One that only warms up learns random labels.
-        begun = PEER_BEGINS.findall(printed)
-        return rows[1:] if begun[0] == "warmup" else [{"top1_percent": rows[0]["top1_percent"]}]
+        is_warmup = PEER_BEGINS.findall(printed)[0] == "warmup"
+        return rows[1:] or [{"top1_percent": rows[0]["top1_percent"]}][is_warmup:]
     if compared := re.findall(r"round \d+  \S+ +(images_per_second .*)", printed):
         words = compared[0].split()
         return [dict(zip(words[::2], map(float, words[1::2]), strict=True))]
