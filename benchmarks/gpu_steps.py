@@ -139,13 +139,18 @@ def peers(given: argparse.Namespace) -> Rows:
             labels = torch.tensor([classes.index(path.parent.name) for path in paths])
             saved = {"images": images, "labels": labels, "classes": classes}
             torch.save(saved, f"cifar10/{split}.pt")
-        for script in sorted(given.peers.glob(f"{given.script}.py")):
+        scripts = sorted(given.peers.glob(f"{given.script}.py"))
+        if not scripts:
+            sys.exit(f"there is no {given.script}.py in {given.peers}: pack it by --peers")
+        for script in scripts:
             print(f"peer {script.name}", flush=True)
             code = re.sub(
                 r"for run in range\(\d+\)", f"for run in range({given.runs})", script.read_text()
             )
             if given.mode:
-                code = re.sub(r"mode=(['\"])[\w-]+\1", f"mode={given.mode!r}", code)
+                code, found = re.subn(r"\bmode=(['\"])[\w-]+\1", f"mode={given.mode!r}", code)
+                if not found:
+                    sys.exit(f"{script.name} names no mode of torch.compile")
             copy = Path(script.name).resolve()
             copy.write_text(code)
             sys.argv = [str(copy)]

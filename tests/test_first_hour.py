@@ -8,6 +8,7 @@ import shlex
 import sys
 import tarfile
 
+import figures
 import gpu
 import measurements
 import pytest
@@ -86,14 +87,26 @@ def test_what_a_command_printed_becomes_a_row_for_each_run_but_not_for_the_one_t
     def rows(*lines, code=0):
         return gpu.numbers({"code": code, "printed": lines, "seconds": 60.0})
 
-    compiled, first, second = (
-        f"|   eval  |     0.9610  |   0.8946  |       0.9050  |        {seconds}  |"
-        for seconds in ("246.0095", "1.5828", "1.9045")
-    )
-    assert [row["seconds"] for row in rows(compiled, first, second)] == [1.5828, 1.9045]
-    assert rows(compiled) == [{"top1_percent": 90.5}]
+    def trained(run, seconds):
+        return (
+            f"|  {run}  |      0  |     0.6720  |   0.6368  |               |        0.2268  |",
+            f"|         |   eval  |     0.9610  |   0.8946  |       0.9050  |        {seconds}  |",
+        )
+
+    first = {"seconds": 1.5828, "top1_percent": 90.5}
+    assert rows(*trained("warmup", 246.0), *trained(0, 1.5828)) == [first]
+    assert rows(*trained("warmup", 246.0), code="killed at its limit") == []
+    assert rows(*trained(0, 130.9)) == [{"top1_percent": 90.5}]
     runs = [f"run {number}: {{'seconds': {3.0 + number}}}" for number in (-1, 0, 1)]
     assert rows(*runs, code="killed at its limit") == [{"seconds": 3.0}, {"seconds": 4.0}]
     assert rows("=== 42 passed, 6 warnings in 71.03s ===") == [{"passed": 42.0, "seconds": 60.0}]
     assert rows("**kept** 70 s") == [{"passed": 1.0, "failed": 0.0, "seconds": 60.0}]
     assert rows("Traceback", code=1) == []
+
+
+def test_what_the_pages_say_of_a_gpu_is_of_commands_of_the_stages():
+    asked = {command.words for _, commands in gpu.stages(True).values() for command in commands}
+    contenders = {contender for *_, result, contender in figures.REACHED if result == "gpu"}
+    assert len(contenders) == 2
+    assert contenders <= asked
+    assert figures.beside_airbench(measurements.load("gpu"))

@@ -46,7 +46,8 @@ def open_observer(setup: Setup) -> Observer:
             if probe and probe.are_of(*images) and not says_the_same(probe):
                 facts.append(gain_over(probe.predicted, found))
             before = runs.read_predictions(late)
-            if before and before.are_of(*images):
+            has_late_part = result.step > LATE * result.total_steps  # a time limit may end it
+            if has_late_part and before and before.are_of(*images):
                 is_later = before.step < result.best_step
                 facts.append(late_gain(before.predicted, found, is_later))
         if told := "; ".join(filter(None, facts)):

@@ -7,7 +7,7 @@ from ...extensions import need_tool
 
 
 def cifar10() -> Config:
-    """CIFAR-10, ResNet-18: 91.5 % in 1:30 on an H200, from JPEGs."""
+    """CIFAR-10, ResNet-18: 91.5 % from JPEGs, seen on an H200."""
     need_tool("options", "cutout", "cifar10")
     return Config(
         epochs=40,
@@ -19,7 +19,7 @@ def cifar10() -> Config:
 
 
 def cifar10_best() -> Config:
-    """CIFAR-10, airbench96 for longer: 93.7 % in 2 minutes on an H200, from JPEGs."""
+    """CIFAR-10, airbench96 for longer: 93.7 % from JPEGs, seen on an H200."""
     # https://github.com/KellerJordan/cifar10-airbench, airbench96.py: 96.01 % after 31 epochs, the
     # mean of 400 runs. There the biases of norms learn 64 x as fast, and lookahead averages steps;
     # here training is longer, and weights are averaged.
