@@ -110,9 +110,12 @@ def test_the_page_of_a_run_can_be_read(browser, tmp_path, count, has_several):
     result = Result(
         predictions,
         metrics,
-        "step 100 of 100; finished",
-        ["a warning: " + "runs/folder/" * 30],
-        Decision(1.3),
+        step=100,
+        total_steps=100,
+        best_step=100,
+        end="finished",
+        warnings=["a warning: " + "runs/folder/" * 30],
+        decision=Decision(1.3),
         is_last=True,
         sections=[build_section],
     )
