@@ -370,9 +370,13 @@ def fine_tuning(result: Result) -> str:
     """Mean top-1 over the sets of photographs that all have."""
     found = result["measured"]
     tasks = [name.partition(":")[2] for name in found if name.startswith("timm:")]
+    ways = {
+        "": "finetune",
+        "logistic regression on its features ": "logistic",
+        "fastai ": "fastai",
+        "timm ": "timm",
+    }
     texts = []
-    ways = {"": "finetune", "logistic regression on its features ": "logistic"}
-    ways |= {"fastai ": "fastai", "timm ": "timm"}
     for title, way in ways.items():
         scores = [found[f"{way}:{task}"]["best_percent"]["mean"] for task in tasks]
         texts.append(f"{title}{statistics.mean(scores):.1f}")

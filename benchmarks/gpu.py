@@ -569,9 +569,10 @@ def numbers(one: dict[str, Any]) -> list[dict[str, float]]:
         return [json.loads(row.replace("'", '"')) for number, row in runs if number != "-1"]
     if trained := PEER_ENDS.findall(printed):
         rows = [{"seconds": float(ran), "top1_percent": 100 * float(top1)} for top1, ran in trained]
-        # The first one compiles: it has no seconds. One that only warms up learns random labels.
-        is_warmup = PEER_BEGINS.findall(printed)[0] == "warmup"
-        return rows[1:] or [{"top1_percent": rows[0]["top1_percent"]}][is_warmup:]
+        if PEER_BEGINS.findall(printed)[0] == "warmup":  # it learns random labels
+            return rows[1:]
+        # The first one compiles: alone, it has an accuracy and no seconds.
+        return rows[1:] or [{"top1_percent": rows[0]["top1_percent"]}]
     if compared := re.findall(r"round \d+  \S+ +(images_per_second .*)", printed):
         words = compared[0].split()
         return [dict(zip(words[::2], map(float, words[1::2]), strict=True))]

@@ -78,7 +78,7 @@ class Observer:
     judge: Callable[[nn.Module], dict[str, float]] = lambda _: {}  # more metrics, of this model
     conclude: Callable[[Result], str] = lambda _: ""  # after evaluations; of the last one, where
     # to look at what was made of it
-    section: Callable[[Result, ModuleType], str] = lambda *_: ""  # HTML for the report
+    section: Callable[[Result, ModuleType], str] = lambda *_: ""  # HTML, by the report's package
 
 
 def open_observers(setup: Setup) -> list[Observer]:

@@ -60,6 +60,8 @@ def test_nothing_is_gained_over_a_layer_of_zeros_or_since_later_than_the_best(tm
     conclude(result_of([0, 1, 2], 1000, best_step=500, is_last=True))
     said = capsys.readouterr().out
     assert said == "nothing gained since 75% of the steps: a longer run would hardly gain\n"
+    conclude(result_of([0, 1, 2], 700, best_step=500, is_last=True))  # ended by a time limit
+    assert not capsys.readouterr().out
 
 
 def result_of(answers, step, best_step=0, **more):
