@@ -3,17 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
-from ..config import ComputeConfig
-from ..data import Source
+from ..config import ComputeConfig, DataConfig, RunConfig
+from ..data import EvalData, Source
 from ..errors import UserError
+from ..evaluate import Scores, evaluate, predict_features, predict_logits
 from ..models import build_model
 from ..precision import Precision
 from ..preprocess import Normalize
 from ..runtime.console import some
 from ..runtime.distributed import World
 from ..runtime.machine import usual_precision
+from ..tasks import TASKS
 from .reading import Best, first_reason, load_best
 
 
@@ -21,12 +23,45 @@ from .reading import Best, first_reason, load_best
 class LoadedModel(Best):
     """The best weights of a run, in their model on the device, in evaluation mode.
 
-    `model` maps what `normalize` returns to (batch, classes) logits.
+    Whatever uses a trained model does so by these functions: `evaluate`, `predict`, `export` and
+    programs. `model` maps what `normalize` returns to (batch, classes) logits.
     """
 
     model: nn.Module
     normalize: Normalize
     precision: Precision
+
+    def logits(self, images: Tensor) -> Tensor:
+        """The mean over the views of evaluation: (batch, classes) float32.
+
+        `images` is (batch, channels, size, size) uint8 or uint16 on the device, channels_last.
+        """
+        return predict_logits(self.model, images, self.normalize, self.precision)
+
+    def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits, and what the last layer gets, (batch, width): see `predict_features`."""
+        return predict_features(self.model, images, self.normalize, self.precision)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Calibrated probabilities of logits, both (count, classes) float32."""
+        return TASKS[self.config.model.task].probabilities(logits / self.decision.temperature)
+
+    def open_images(
+        self, split: str, world: World, run: RunConfig | None = None, data: DataConfig | None = None
+    ) -> EvalData:
+        """The images of a split of the training data, or of other `data`, to evaluate on.
+
+        Raises:
+            UserError: if there are none, or not with labels and classes of the model.
+        """
+        how = {"task": self.config.model.task, "mean_std": (self.mean, self.std)}
+        images = EvalData(data or self.config.data, split, world, run, classes=self.classes, **how)
+        self.check_images(images.source, split)
+        return images
+
+    def evaluate(self, images: EvalData, world: World) -> Scores:
+        """The scores on all images, of which each rank has a part; see `evaluate`."""
+        return evaluate(self.model, images, self.normalize, self.precision, world)
 
     def check_images(self, source: Source, split: str) -> Source:
         """The images, if they have labels for the task of the model, and its classes.

@@ -130,7 +130,8 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         raise UserError(f"{str(path)!a} is not a checkpoint of this project: {error!r}") from error
     try:
         others = of_others(saved["config"])  # of training, but for those of the network
-        check_network(others)
+        if reason := needs_tool(others, "model."):
+            raise UserError(reason)
         config = unflatten({k: v for k, v in saved["config"].items() if k not in others})
     except (*WRONG_CONTENT, UserError) as error:  # such as an unknown knob
         raise UserError(f"{str(path)!a} is of another version of this project: {error}") from error
@@ -143,12 +144,11 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
     return Best(path, digest, weights, config, state["step"], *found)
 
 
-def check_network(knobs: dict[str, Any]) -> None:
-    """Raise `UserError` for knobs that change the network in a way which no tool here knows."""
-    for knob, value in knobs.items():
-        if knob.startswith("model."):
-            words = " ".join(words_of({knob: value}))
-            raise UserError(f"it was trained with {words}, of a tool that is not here")
+def needs_tool(knobs: dict[str, Any], *sections: str) -> str:
+    """Why knobs of these sections, which this project has not, can't be ignored; or nothing."""
+    found = {knob: value for knob, value in knobs.items() if knob.startswith(sections)}
+    words = " ".join(words_of(found))
+    return f"it was trained with {words}, of a tool that is not here" if found else ""
 
 
 def check_kinds(values: dict[str, Any], kinds: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from ..data import Source, are_replaced
 from ..errors import FaultError, UserError
 from ..extensions import chained, find_tools, flag
 from ..metrics import read_decision
-from ..runtime.config_dict import flatten, of_others, to_save, words_of
+from ..runtime.config_dict import flatten, of_others, to_save
 from ..runtime.console import some
 from ..runtime.distributed import World
 from ..runtime.files import give_name, is_disk_full, tensor_file, write_whole
@@ -33,6 +33,7 @@ from .reading import (
     WRONG_CONTENT,
     DamagedError,
     first_reason,
+    needs_tool,
     newest_first,
     read_checkpoint,
     saved_steps,
@@ -191,10 +192,8 @@ class Checkpoints(AbstractContextManager):
         known = usual | saved
         config = usual | self.identity["config"]
         known = known | {"run.best_by": metric_of(known)}
-        for knob, value in of_others(saved).items():
-            if knob.startswith(("augment.", "data.", "optim.")):
-                words = " ".join(words_of({knob: value}))
-                raise self.refusal(f"it was trained with {words}, of a tool that is not here")
+        if reason := needs_tool(of_others(saved), "augment.", "data.", "optim."):
+            raise self.refusal(reason)
         for knob, value in config.items():
             was = known[knob]
             is_free = knob.startswith(FREE_TO_CHANGE) and knob != "run.best_by"

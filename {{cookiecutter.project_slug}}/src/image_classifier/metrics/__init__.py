@@ -1,7 +1,6 @@
 """What is made of the predictions of an evaluation: one table of metrics, and when they count."""
 
 from .decision import NO_DECISION, THRESHOLD, Decision, choose_decision, read_decision
-from .pictures import denormalize, pictures_of
 from .predictions import (
     BINS,
     Predictions,

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from ...checkpoints import load_model
 from ...config import ComputeConfig, Config, RunConfig
-from ...data import EvalData, Source
+from ...data import Source
 from ...errors import UserError
-from ...evaluate import evaluate
 from ...runtime.config_dict import of_others, unflatten
 from ...runtime.console import say
 from ...runtime.distributed import join_world
@@ -102,11 +101,8 @@ def probabilities_of(run: Run, fold: Source) -> Tensor:
     compute = ComputeConfig()
     with join_world(compute) as world:
         loaded = load_model(str(run.folder), compute, world)
-        own = RunConfig(dir=str(run.folder))
-        how = {"task": loaded.config.model.task, "mean_std": (loaded.mean, loaded.std)}
-        images = EvalData(loaded.config.data, "val", world, own, classes=loaded.classes, **how)
-        loaded.check_images(images.source, "val")
-        scores = evaluate(loaded.model, images, loaded.normalize, loaded.precision, world)
+        images = loaded.open_images("val", world, RunConfig(dir=str(run.folder)))
+        scores = loaded.evaluate(images, world)
     if scores.predictions.probabilities is None:
         raise UserError(
             f"{str(run.folder)!a}: {len(fold):,} images x {len(fold.classes):,} classes are too "

@@ -5,9 +5,7 @@ from torch import Tensor
 
 from ...checkpoints import Best, load_model
 from ...config import ComputeConfig
-from ...data import EvalData
 from ...errors import UserError
-from ...evaluate import evaluate
 from ...extensions import flag
 from ...metrics import Decision, better, choose_decision, metric_text
 from ...runtime.distributed import join_world
@@ -38,15 +36,12 @@ def average_weights(
     weights = mean_weights([member.weights for member in members])
     scores = []
     with join_world(compute) as world:
-        how = {"task": first.config.model.task, "mean_std": (first.mean, first.std)}
-        images = EvalData(first.config.data, "val", world, classes=first.classes, **how)
         loaded = load_model(str(first.path), compute, world)
-        loaded.check_images(images.source, "val")
+        images = loaded.open_images("val", world)
         each = {ascii(str(member.path)): member.weights for member in members}
         for name, own in (each | {"the mean of their weights": weights}).items():
             loaded.model.load_state_dict(own)
-            model = loaded.model, images, loaded.normalize, loaded.precision
-            found = evaluate(*model, world)
+            found = loaded.evaluate(images, world)
             scores.append(found.value(metric))
             print(f"{metric_text(metric, scores[-1])}: {name}")
     *others, of_mean = scores

@@ -5,17 +5,9 @@ from pathlib import Path
 
 from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig, RunConfig
-from ...data import (
-    ALL,
-    EvalData,
-    WrapperError,
-    are_in_folders,
-    find_folders,
-    find_name,
-    open_dataset,
-)
+from ...data import ALL, WrapperError, are_in_folders, find_folders, find_name, open_dataset
 from ...errors import UserError
-from ...evaluate import Scores, evaluate
+from ...evaluate import Scores
 from ...runtime.distributed import join_world
 from ...tasks import metric_of
 
@@ -32,14 +24,9 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         if root and (split := split_of(root, split, loaded)) == ALL:
             data = replace(data, limit=0)
         data = replace(data, root=root or data.root)
-        folder = run if Path(run).is_dir() else ""
-        task = loaded.config.model.task
-        mean_std = (loaded.mean, loaded.std)
-        own = RunConfig(dir=folder)
-        how = {"task": task, "mean_std": mean_std, "classes": loaded.classes}
-        images = EvalData(data, split, world, own, **how)
-        loaded.check_images(images.source, split)
-        scores = evaluate(loaded.model, images, loaded.normalize, loaded.precision, world)
+        own = RunConfig(dir=run if Path(run).is_dir() else "")
+        images = loaded.open_images(split, world, own, data)
+        scores = loaded.evaluate(images, world)
         if world.is_main:
             for note in images.source.notes:
                 print(note)

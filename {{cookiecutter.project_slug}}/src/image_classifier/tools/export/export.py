@@ -14,6 +14,7 @@ from ...data import BadImageError, Source, fit_square, open_dataset
 from ...errors import FaultError, UserError
 from ...extensions import functions
 from ...metrics import counted_and_correct, metric_text
+from ...precision import Precision
 from ...runtime.distributed import join_world
 from ...runtime.files import remove_leftovers, write_whole
 from ...tasks import TASKS
@@ -40,6 +41,8 @@ def export(options: ExportOptions) -> None:
     compute = ComputeConfig(device="cpu", channels_last=False)
     with join_world(compute) as world:
         trained = load_model(options.run, compute, world)
+        exact = Precision("fp32", compute, trained.config.optim, world.device)
+    trained = replace(trained, precision=exact)
     torch.set_float32_matmul_precision("highest")  # some processors round on the way otherwise
     data = replace(trained.config.data, root=options.root or trained.config.data.root)
     source = open_dataset(data, options.split)
@@ -101,8 +104,6 @@ class Reference(NamedTuple):
 def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Reference:
     """Predict all images of `source` that can be read with the code of evaluation."""
     data = trained.config.data
-    model = trained.model
-    normalize = trained.normalize
     inputs = []
     squares = []
     probabilities = []
@@ -117,16 +118,15 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
         fit_square(pixels, square[0], data.fit, trained.mean)
         planes = square.permute(0, 3, 1, 2)
         if is_raw:
-            given = crop = normalize(planes)
-            logits = model(crop)
+            given = crop = trained.normalize(planes)
+            shares = task.probabilities(trained.model(crop))
         else:
             given = pixels[None]
             crop = square
-            logits = sum(weight * model(view) for view, weight in normalize.views(planes))
-            logits = logits / trained.decision.temperature
+            shares = trained.probabilities(trained.logits(planes))
         inputs.append(given)
         squares.append(crop)
-        probabilities.append(task.probabilities(logits))
+        probabilities.append(shares)
         kept.append(index)
     if not inputs:
         raise UserError("there are no images that can be read, to verify the files with")
@@ -137,9 +137,9 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
             return decision.has_label(shares).to(torch.int8)
         return torch.stack((shares.argmax(1), decision.is_sure(shares)), dim=1)
 
-    shares = torch.cat(probabilities)
     names = [source.name(index) for index in kept]
     given_to = task.probabilities if is_raw else torch.Tensor.float
+    shares = torch.cat(probabilities)
     return Reference(inputs, squares, shares, names, source.labels[kept], given_to, to_answers)
 
 

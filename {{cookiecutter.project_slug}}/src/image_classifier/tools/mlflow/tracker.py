@@ -5,9 +5,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ...metrics import Predictions, pictures_of
+from ...metrics import Predictions
 from ...runtime.files import write_text
 from ...tracking import PROJECT, Knobs, Tracker
+from ..pictures.pictures import pictures_of
 
 LIBRARY = "mlflow"
 MOST_PARAMS = 100  # in one request

@@ -1,9 +1,9 @@
 """Predict the classes of images with a trained model; images are preprocessed as in evaluation."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,7 +11,6 @@ import torch
 from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig
 from ...errors import FaultError, UserError
-from ...evaluate import predict_features, predict_logits
 from ...extensions import need_tool
 from ...runtime.console import Progress, printable, say
 from ...runtime.distributed import join_world
@@ -21,15 +20,6 @@ from .embeddings import Embeddings
 from .images import Images, list_files
 from .output import FORMATS, SEPARATOR, Output, check_free
 from .rows import ABSTAIN, Row, judge, unread
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What to find out about each image."""
-
-    top_k: int  # most probable classes
-    explain: Path | None  # folder for PNGs of what the model looked at
-    embeddings: Embeddings | None  # gets the features
 
 
 def predict(options: PredictOptions, compute: ComputeConfig) -> int:
@@ -47,9 +37,9 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
     if out:
         check_free("--out", out, FORMATS, options.fresh)
     files = list_files(options.paths, sys.stdin.buffer, b"\0" if options.null else b"\n")
-    explain = Path(options.explain) if options.explain else None
-    if explain:
-        need_tool("files", "explain", "--explain").open_folder(explain, len(files))
+    if options.explain:
+        heat = need_tool("files", "explain", "--explain")
+        heat.open_folder(Path(options.explain), len(files))
     embeddings = None
     if options.embeddings:
         embeddings = Embeddings(Path(options.embeddings), files, options.fresh)
@@ -62,14 +52,15 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
         if options.tta != "as-trained":
             trained.normalize.tta = options.tta
         options = replace(options, top_k=min(options.top_k, len(trained.classes)))
-        wanted = Wanted(options.top_k, explain, embeddings)
         images = Images(files, trained, options.batch_size, options.workers, world)
         with closing(images), smaller_batch_on_oom("--batch-size", options.batch_size):
-            if out:
-                output = open_output(options, trained, images)
-                num_bad = write_rows(output, trained, images, wanted)
+            output = open_output(options, trained, images) if out else None
+            first = output.num_done if output else 0
+            batches = predictions(trained, images, options, embeddings, first)
+            if output:
+                num_bad = write_rows(batches, trained, output, len(files), options.top_k)
             else:
-                num_bad = print_rows(trained, images, wanted)
+                num_bad = print_rows(batches, trained, embeddings is not None)
             if embeddings:
                 embeddings.save()
     if num_bad:
@@ -97,34 +88,40 @@ def open_output(options: PredictOptions, trained: LoadedModel, images: Images) -
 
 @torch.inference_mode()
 def predictions(
-    trained: LoadedModel, images: Images, wanted: Wanted, first: int = 0
+    trained: LoadedModel,
+    images: Images,
+    options: PredictOptions,
+    embeddings: Embeddings | None,
+    first: int,
 ) -> Iterator[list[Row]]:
-    """The rows of the images from number `first` on, a batch at a time."""
-    network = trained.normalize, trained.precision
+    """The rows of the images from number `first` on, a batch at a time; the rest in passing."""
     for start, batch in images.batches(first):
-        if wanted.embeddings:
-            logits, features = predict_features(trained.model, batch.images, *network)
-            wanted.embeddings.add(start, features, images.errors)
+        if embeddings:
+            logits, features = trained.features(batch.images)
+            embeddings.add(start, features, images.errors)
         else:
-            logits = predict_logits(trained.model, batch.images, *network)
-        rows = judge(trained, logits, wanted.top_k)
+            logits = trained.logits(batch.images)
+        rows = judge(trained, logits, options.top_k)
         for number, row in enumerate(rows):
             index = start + number
             row["path"] = images.source.paths.relative(index).decode("utf-8", "backslashreplace")
             if index in images.errors:
                 rows[number] = unread(row, images.errors.pop(index))
-        if wanted.explain:
+        if options.explain:
             heat = need_tool("files", "explain", "--explain")
-            classes = logits.argmax(1)
-            heat.write_pictures(wanted.explain, trained, batch.images, classes, rows, start)
+            how = trained, batch.images, logits.argmax(1)
+            heat.write_pictures(Path(options.explain), *how, rows, start)
         yield rows
 
 
-def print_rows(trained: LoadedModel, images: Images, wanted: Wanted) -> int:
-    """Print a line for each image; returns how many cannot be read."""
+def print_rows(batches: Iterable[list[Row]], trained: LoadedModel, needs_all: bool) -> int:
+    """Print a line for each image; returns how many cannot be read.
+
+    A reader such as `head`, who has seen enough, ends it, unless all are needed otherwise.
+    """
     num_bad = 0
     width = max(len(printable(name)) for name in trained.classes)
-    for rows in predictions(trained, images, wanted):
+    for rows in batches:
         for row in rows:
             pairs = [(printable(p["label"]), f"{p['probability']:.1%}") for p in row["top"]]
             if row.get("decision") == ABSTAIN:
@@ -139,27 +136,28 @@ def print_rows(trained: LoadedModel, images: Images, wanted: Wanted) -> int:
         sys.stdout.flush()
         num_bad += sum(row["label"] is None for row in rows)
         is_closed = isinstance(getattr(sys.stdout, "error", None), BrokenPipeError)
-        if is_closed and not wanted.embeddings:  # a reader such as `head` has seen enough
+        if is_closed and not needs_all:
             break
     return num_bad
 
 
-def write_rows(output: Output, trained: LoadedModel, images: Images, wanted: Wanted) -> int:
+def write_rows(
+    batches: Iterable[list[Row]], trained: LoadedModel, output: Output, count: int, top_k: int
+) -> int:
     """Write the output file, after the rows that are there; returns how many cannot be read.
 
     Raises:
         FaultError: if a file cannot be written; the rows before are kept.
     """
     out = ascii(str(output.path))
-    count = len(images.source)
     if output.num_done:
         print(f"{out}: {output.num_done:,} of {count:,} rows are there", flush=True)
     progress = Progress(count, output.num_done)
     try:
-        for rows in predictions(trained, images, wanted, output.num_done):
+        for rows in batches:
             output.add(rows)
             progress.show(output.num_done)
-        output.finish(wanted.top_k)
+        output.finish(top_k)
     except OSError as error:
         raise FaultError(
             f"cannot write {out}: {error.strerror}; {output.num_done:,} rows are kept; "

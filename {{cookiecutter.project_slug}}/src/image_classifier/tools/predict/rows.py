@@ -5,7 +5,6 @@ from typing import Any
 from torch import Tensor
 
 from ...checkpoints import LoadedModel
-from ...tasks import TASKS
 
 ABSTAIN = "abstain"  # in the place of a prediction that does not count
 
@@ -16,16 +15,11 @@ EXTRA = {"labels", "decision"}
 NO_ROW: Row = {"path": "", "label": None, "probability": None, "top": [], "error": None}
 
 
-def calibrated(trained: LoadedModel, logits: Tensor) -> Tensor:
-    """Probabilities of logits, both (count, classes) float32."""
-    return TASKS[trained.config.model.task].probabilities(logits / trained.decision.temperature)
-
-
 def judge(trained: LoadedModel, logits: Tensor, top_k: int) -> list[Row]:
     """Rows of images, without their paths, by their (count, classes) logits."""
     decision = trained.decision
     has_several = trained.config.model.task == "multi-label"
-    probabilities = calibrated(trained, logits)
+    probabilities = trained.probabilities(logits)
     best = probabilities.topk(top_k)
     chosen = (decision.has_label if has_several else decision.is_sure)(probabilities)
     found = zip(best.values.tolist(), best.indices.tolist(), chosen.tolist(), strict=True)

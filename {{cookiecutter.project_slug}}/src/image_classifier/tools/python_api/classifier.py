@@ -4,6 +4,7 @@ import copy
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,10 @@ from ...checkpoints import LoadedModel, load_model, place_model
 from ...config import ComputeConfig
 from ...data import BadImageError, PathList, decode_image, dtype_of, fit_square, unreadable
 from ...errors import FaultError, UserError
-from ...evaluate import predict_features, predict_logits
 from ...extensions import need_tool
 from ...runtime.distributed import World, choose_device
 from ...runtime.machine import num_cores
-from ..predict.rows import Row, calibrated, judge, unread
+from ..predict.rows import Row, judge, unread
 from ..torch_dataset.conversion import to_pixels
 
 # A path, the content of a file, a PIL image, or uint8 or uint16 pixels: an array (height, width,
@@ -84,7 +84,7 @@ class Classifier:
             UserError: if something is no image, or has other channels.
         """
         parts = self._readable(images, batch_size)
-        found = [calibrated(self.trained, self._logits(pixels)).cpu() for pixels in parts]
+        found = [self.trained.probabilities(self._logits(pixels)).cpu() for pixels in parts]
         return torch.cat(found) if found else torch.empty(0, len(self.classes))
 
     def features(self, images: Images, batch_size: int = 64) -> Tensor:
@@ -100,16 +100,15 @@ class Classifier:
         weights = (*trained.model.parameters(), *trained.model.buffers())
         shared = {id(weight): weight for weight in weights}
         model = copy.deepcopy(trained.model, shared)  # other threads would run into its hook
-        how = trained.normalize, trained.precision
+        own = replace(trained, model=model)
         parts = self._readable(images, batch_size)
-        found = [predict_features(model, pixels, *how)[1].cpu() for pixels in parts]
+        found = [own.features(pixels)[1].cpu() for pixels in parts]
         return torch.cat(found) if found else torch.empty(0, 0)
 
     @torch.inference_mode()
     def _logits(self, pixels: Tensor) -> Tensor:
         """Of (count, channels, side, side) whole numbers: (count, classes) float32."""
-        trained = self.trained
-        return predict_logits(trained.model, pixels, trained.normalize, trained.precision)
+        return self.trained.logits(pixels)
 
     def _readable(self, images: Images, batch_size: int) -> Iterator[Tensor]:
         """The pixels of `_parts`, all of which can be read.

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from ...data import Augmented
 from ...extensions import function
-from ...metrics import denormalize
 from ...runtime.console import printable, say
 from ...tracking import Observer, Result, Setup
+from ..pictures.pictures import denormalize
 from . import page
 
 SAMPLES = 24  # augmented training images that the page shows

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from ...metrics import Predictions, pictures_of
+from ...metrics import Predictions
 from ...tracking import Knobs, Metrics, Tracker
+from ..pictures.pictures import pictures_of
 
 IS_DEFAULT = True
 

@@ -5,8 +5,9 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-from ...metrics import Predictions, pictures_of
+from ...metrics import Predictions
 from ...tracking import PROJECT, Knobs, Tracker
+from ..pictures.pictures import pictures_of
 
 LIBRARY = "trackio"
 

@@ -12,7 +12,6 @@ from ...augment import build_augment
 from ...checkpoints import load_pretrained
 from ...config import Config
 from ...data import Batch, Samples, Source, TrainData, take
-from ...metrics import denormalize
 from ...precision import Precision
 from ...preprocess import Normalize
 from ...runtime.console import printable
@@ -20,6 +19,7 @@ from ...runtime.distributed import World, join_world
 from ...runtime.files import write_whole
 from ...runtime.run_dir import open_run
 from ...runtime.seeding import images_of, seed_everything
+from ..pictures.pictures import denormalize
 
 GAP = 2  # pixels between images
 TITLE_WIDTH, LETTER_HEIGHT = 72, 11  # pixels of what stands before a row

@@ -4,8 +4,9 @@ import os
 import uuid
 from pathlib import Path
 
-from ...metrics import Predictions, pictures_of
+from ...metrics import Predictions
 from ...tracking import PROJECT, Knobs, Tracker
+from ..pictures.pictures import pictures_of
 
 LIBRARY = "wandb"
 

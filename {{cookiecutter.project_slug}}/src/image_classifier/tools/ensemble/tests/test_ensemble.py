@@ -11,7 +11,7 @@ from conftest import changed, untrained_run
 from safetensors.torch import load_file
 from torch import nn
 
-from image_classifier.checkpoints import load_model
+from image_classifier.checkpoints import LoadedModel, load_model
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig, ModelConfig
 from image_classifier.errors import UserError
@@ -301,14 +301,14 @@ def alike(saved):
 def test_averaged_weights_are_written_only_if_they_gain(make, tmp_path, monkeypatch, capsys):
     runs = [make(f"run{n}", n, change=alike, run__init_from="w.pt") for n in range(3)]
     scores = []
-    evaluate = soup.evaluate
+    evaluate = LoadedModel.evaluate
 
     def scored(*given):
         found = evaluate(*given)
         found.known["top1"] = scores.pop(0)
         return found
 
-    monkeypatch.setattr(soup, "evaluate", scored)
+    monkeypatch.setattr(LoadedModel, "evaluate", scored)
     scores += [0.5, 0.7, 0.6, 0.7]
     assert main(soup_of(*runs, folder=tmp_path / "no")) == 0
     assert "no gain: the mean of the weights is not better" in capsys.readouterr().out

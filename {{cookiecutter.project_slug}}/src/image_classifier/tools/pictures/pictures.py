@@ -1,4 +1,4 @@
-"""Pictures of a run: of its predictions a confusion matrix, and images as the model sees them."""
+"""Pictures for trackers and pages: a confusion matrix, and images as the model sees them."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,8 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from ..data import Source
-from .predictions import Predictions
+from ...data import Source
+from ...metrics import Predictions
 
 SIDE = 512  # pixels of a confusion matrix, about
 NAME_SIDE, NAME_WIDTH, NAME_LETTERS = 12, 160, 20  # pixels and letters of the name of a class

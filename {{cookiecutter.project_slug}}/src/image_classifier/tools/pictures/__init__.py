@@ -1,0 +1,1 @@
+"""Pictures of a run, which trackers and pages show."""
