@@ -7,8 +7,9 @@ import asyncio
 import io
 import socket
 import sys
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from PIL import Image
@@ -27,6 +28,8 @@ try:
     from starlette.requests import ClientDisconnect
 except ImportError as error:
     raise UserError(f"serve needs libraries: {install_command('fastapi', 'uvicorn')}") from error
+
+T = TypeVar("T")
 
 ADDRESS = "127.0.0.1"
 
@@ -54,7 +57,7 @@ def build_app(model: Classifier, options: ServeOptions, workers: int) -> FastAPI
     """The service: `GET /health` says what it serves, `POST /predict` labels the body."""
     app = FastAPI(title="image classifier", openapi_url=None)
     pool = ThreadPoolExecutor(workers)
-    pending: set[object] = set()  # a token for each image that arrives, waits or is labeled
+    pending: set[Request] = set()  # whose image arrives, waits or is labeled
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -64,44 +67,34 @@ def build_app(model: Classifier, options: ServeOptions, workers: int) -> FastAPI
     async def predict(request: Request, top_k: int = Query(5, ge=1)) -> dict[str, Any]:
         if len(pending) >= workers + options.max_waiting:
             raise HTTPException(503, "too many requests at once", {"Retry-After": "1"})
-        token = object()
-        pending.add(token)
+        pending.add(request)
         try:
-            content = await receive(request, int(options.max_megabytes * 1e6), options.max_seconds)
-        except BaseException:
-            pending.discard(token)
-            raise
-        label = lambda: label_image(model, content, top_k, options.max_megapixels * 1e6)  # noqa: E731
-        done = asyncio.get_running_loop().run_in_executor(pool, label)
-        done.add_done_callback(lambda _: pending.discard(token))  # though nobody may wait any more
-        return await in_time(asyncio.shield(done), options.max_seconds, 503, "it was not labeled")
+            content = await in_time(receive(request, options), options, 408)
+            words = model, content, top_k, options.max_megapixels * 1e6
+            job = asyncio.get_running_loop().run_in_executor(pool, label_image, *words)
+            return await in_time(job, options, 503)  # a job that waits for a thread is canceled
+        finally:
+            pending.discard(request)
 
     return app
 
 
-async def receive(request: Request, most_bytes: int, seconds: float) -> bytes:
+async def in_time(work: Awaitable[T], options: ServeOptions, status: int) -> T:
+    """What `work` returns; an answer with `status` if it takes too long, or nobody waits for it."""
+    try:
+        return await asyncio.wait_for(work, options.max_seconds)
+    except (TimeoutError, ClientDisconnect):
+        raise HTTPException(status, f"not done within {options.max_seconds:g} s") from None
+
+
+async def receive(request: Request, options: ServeOptions) -> bytes:
     """The body of a request, of which no more is kept than may be."""
     content = bytearray()
-
-    async def read() -> None:
-        async for part in request.stream():
-            content.extend(part)
-            if len(content) > most_bytes:
-                raise HTTPException(413, f"more than {most_bytes / 1e6:g} MB")
-
-    try:
-        await in_time(read(), seconds, 408, "the image did not arrive")
-    except ClientDisconnect:
-        raise HTTPException(400, "the image did not arrive") from None
+    async for part in request.stream():
+        content.extend(part)
+        if len(content) > options.max_megabytes * 1e6:
+            raise HTTPException(413, f"more than {options.max_megabytes:g} MB")
     return bytes(content)
-
-
-async def in_time(work: Any, seconds: float, status: int, what: str) -> Any:  # noqa: ANN401
-    """What `work` returns; an answer with `status` if it takes longer."""
-    try:
-        return await asyncio.wait_for(work, seconds)
-    except TimeoutError:
-        raise HTTPException(status, f"{what} within {seconds:g} s") from None
 
 
 def label_image(

@@ -1,5 +1,6 @@
 """A service labels images as the command does, and bad requests neither stop nor fill it."""
 
+import asyncio
 import io
 import re
 import signal
@@ -110,6 +111,31 @@ def slow():
 
 def test_an_image_that_does_not_arrive_is_given_up(client):
     assert client.post("/predict", content=slow()).status_code == 408
+
+
+def test_an_image_that_is_not_labeled_in_time_is_given_up_and_one_that_waits_for_it_too():
+    from image_classifier.tools.serve import command, service
+
+    asked = []
+
+    class Slow:
+        """Labels nothing for a second."""
+
+        def predict(self, content, _):
+            asked.append(content)
+            time.sleep(1)
+
+    app = service.build_app(Slow(), command.ServeOptions("run", max_seconds=0.3), workers=1)
+
+    async def ask_twice():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            answers = [client.post("/predict", content=content) for content in (b"1", b"2")]
+            return await asyncio.gather(*answers)
+
+    answers = asyncio.run(ask_twice())
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert len(asked) == 1
 
 
 def test_paths_and_other_methods_lead_nowhere(client):
