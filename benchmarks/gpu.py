@@ -124,11 +124,17 @@ airbench's recipe, beside airbench
   120  cifar      {step} repeat --cifar CIFAR --runs {runs} --words 'cifar10_speed{short}'
   150  gpu,cifar  {step} repeat --cifar CIFAR --runs {runs} --words
                   'cifar10_speed --compute.compile'
+   80  cifar      {step} repeat --cifar CIFAR --runs {runs} --tune --words '{airbench}{short}'
+  120  gpu,cifar  {step} repeat --cifar CIFAR --runs {runs} --tune --words
+                  '{airbench} --compute.compile'
+   80  gpu,cifar  {step} repeat --cifar CIFAR --runs {runs} --tune --words
+                  '{airbench} --precision fp16'
 a few photographs, from trained weights
   100  -          train.py finetune_lite0 --data.root SOME --compute.device {device} --run.dir RUN
                   {few}
 where the time of a step goes
    90  -          train.py folder --profile --data.root PHOTOS {photos} {brief} --run.dir RUN
+   90  gpu,cifar  train.py {airbench} --profile --data.name folder --data.root CIFAR --run.dir RUN
    90  gpu,cifar  train.py cifar10_speed --profile --data.name folder --data.root CIFAR --epochs 4
                   --run.dir RUN
 what each tip buys, on photographs and on resident images

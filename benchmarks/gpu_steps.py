@@ -9,8 +9,9 @@
 
 `repeat` trains in one process, as airbench does, after a run that only warms up. Its seconds are
 those of airbench: from when the first batch is asked for to the end of the last step, and those of
-the evaluation; opening images and saving are not in them. `--mode` is one of torch.compile's. The
-others time steps after some that are not timed.
+the evaluation; opening images and saving are not in them. `--mode` is one of torch.compile's. With
+`--tune` cuDNN searches for the fastest convolutions in the run that warms up, which a run of so few
+steps leaves out otherwise. The others time steps after some that are not timed.
 
 Prints and writes `results/gpu-NAME.json`. On a CPU (`--device cpu --tiny`) all but `peers` run too.
 """
@@ -49,27 +50,16 @@ def now(device: str) -> float:
 def repeat(given: argparse.Namespace) -> Rows:
     """Train a preset with a seed each: its seconds, those of its first step, and top-1."""
     import image_classifier.train as module
-    import torch
+    from image_classifier import precision
     from image_classifier.cli import main
     from image_classifier.data import loader
     from image_classifier.data.loader import TrainData
 
     loader.load, loader.load_shared = once(loader.load), once(loader.load_shared)
+    if given.tune:
+        precision.STEPS_FOR_TUNING = 0
     if given.mode:
-        own_compile = torch.nn.Module.compile
-
-        def compile_in_mode(network: Any, **options: bool) -> None:  # noqa: ANN401
-            own_compile(network, mode=given.mode, **options)
-            call = network._compiled_call_impl
-
-            def call_and_copy(*words: Any, **others: Any) -> Any:  # noqa: ANN401
-                torch.compiler.cudagraph_mark_step_begin()
-                return call(*words, **others).clone()  # a CUDA graph writes over its results
-
-            network._compiled_call_impl = call_and_copy
-
-        torch.nn.Module.compile = compile_in_mode
-
+        compile_in(given.mode)
     clock: dict[str, float] = {}
     scores: list[float] = []
     own_batches, own_evaluate = TrainData.batches, module.evaluate
@@ -103,7 +93,26 @@ def repeat(given: argparse.Namespace) -> Rows:
         row["first_step_seconds"] = clock["first"] - clock["began"]
         print(f"run {number}: {row}", flush=True)
         rows.append(row)
-    return {f"{given.words} {given.mode}".strip(): rows[given.runs > 1 :]}
+    return {f"{given.words} {given.mode}{' tuned' * given.tune}".strip(): rows[given.runs > 1 :]}
+
+
+def compile_in(mode: str) -> None:
+    """Let `Module.compile` use a mode of torch.compile."""
+    import torch
+
+    own_compile = torch.nn.Module.compile
+
+    def compile_in_mode(network: Any, **options: bool) -> None:  # noqa: ANN401
+        own_compile(network, mode=mode, **options)
+        call = network._compiled_call_impl
+
+        def call_and_copy(*words: Any, **others: Any) -> Any:  # noqa: ANN401
+            torch.compiler.cudagraph_mark_step_begin()
+            return call(*words, **others).clone()  # a CUDA graph writes over its results
+
+        network._compiled_call_impl = call_and_copy
+
+    torch.nn.Module.compile = compile_in_mode
 
 
 def once(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -322,6 +331,7 @@ def main() -> None:
     parser.add_argument("--words", default="cifar10_speed", help="a preset, and options")
     parser.add_argument("--script", default="*", help="of the folder of peers (all)")
     parser.add_argument("--mode", default="", help="of torch.compile (default; a peer's own)")
+    parser.add_argument("--tune", action="store_true", help="cuDNN searches, untimed")
     parser.add_argument("--runs", type=int, default=1, help="with a seed each (1)")
     parser.add_argument("--seed", type=int, default=0, help="of the first (0)")
     for what in ("cifar", "photos", "peers"):
