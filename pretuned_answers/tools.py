@@ -38,20 +38,22 @@ def offered(project: Path) -> list[str]:
 
 
 def chosen(project: Path, size: str, names: str = "") -> list[str]:
-    """The tools of a size or, if there are any, of names between commas.
+    """The tools of a size or, if there are any, of names and sizes between commas.
 
     Raises:
         RefusedError: if there is no tool of a name.
     """
-    if not names:
-        sizes = {"none": (), "few": FEW, "usual": USUAL, "all": offered(project)}
-        return list(sizes[size])
-    return [*dict.fromkeys(named(project, name) for name in names.split(","))]
+    sizes = {"none": (), "few": FEW, "usual": USUAL, "all": offered(project)}
+    found: list[str] = []
+    for word in (names or size).split(","):
+        own = sizes.get(module_of(word))
+        found += [named(project, word)] if own is None else own
+    return [*dict.fromkeys(found)]
 
 
 def are_names(project: Path, text: str) -> bool:
-    """Whether a text has the name of a tool, alone or between commas."""
-    return not set(map(module_of, text.split(","))).isdisjoint(offered(project))
+    """Whether a text has the name of a tool, or has several words between commas."""
+    return "," in text or module_of(text) in offered(project)
 
 
 def module_of(name: str) -> str:

@@ -14,6 +14,7 @@ from conftest import ALL, LONG_NAMES, OFF, PROJECT, ROOT, contents, pyproject, p
 from markdown_it import MarkdownIt
 
 from pretuned import cli, update
+from pretuned_answers import tools
 
 DEFAULT_WORDS = (
     *("Image Classifier", "image-classifier", "image_classifier", "Ada Lovelace"),
@@ -136,6 +137,10 @@ def test_tools_are_asked_for_by_name_too(here, capsys):
     assert cli.main(["--no-input", "tools=Cutout, near-duplicates"]) == 0
     answers = update.about(here / "image-classifier")[1]
     assert answers["tools"] == ["cutout", "near_duplicates"]
+    assert cli.main(["--no-input", "project_slug=more", "tools=Few,serve"]) == 0
+    answers = update.about(here / "more")[1]
+    assert {*answers["tools"]} == {*tools.FEW, "serve"}
+    assert (here / "more/src/image_classifier/tools/python_api").is_dir()  # which `serve` needs
     capsys.readouterr()
     assert cli.main(["--no-input", "project_slug=other", "tools=cutout,cutuot"]) == 2
     assert "unknown tool 'cutuot'; did you mean cutout?" in capsys.readouterr().err
