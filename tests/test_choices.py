@@ -140,7 +140,7 @@ def test_tools_are_asked_for_by_name_too(here, capsys):
     assert cli.main(["--no-input", "project_slug=more", "tools=Few,serve"]) == 0
     answers = update.about(here / "more")[1]
     assert {*answers["tools"]} == {*tools.FEW, "serve"}
-    assert (here / "more/src/image_classifier/tools/python_api").is_dir()  # which `serve` needs
+    assert (here / "more/src/more/tools/python_api").is_dir()  # which `serve` needs
     capsys.readouterr()
     assert cli.main(["--no-input", "project_slug=other", "tools=cutout,cutuot"]) == 2
     assert "unknown tool 'cutuot'; did you mean cutout?" in capsys.readouterr().err
