@@ -11,6 +11,11 @@ from torch import Tensor, nn
 from ...config import OptimConfig
 from ...models import find_heads, find_matrices
 from ...optim import AdamW
+from ...runtime.machine import usual_precision
+
+ITERATIONS = 5  # of Newton-Schulz
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of its polynomial
+LONG = 2  # times as many columns as rows
 
 
 def build_optimizer(
@@ -92,18 +97,41 @@ class Muon(AdamW):
             weight.grad = None  # so AdamW, which comes next, skips it
 
 
-def orthogonal(matrices: Tensor, iterations: int = 5) -> Tensor:
+def orthogonal(matrices: Tensor) -> Tensor:
     """Matrices with about the same singular vectors, and singular values near 1.
 
     They are (count, rows, columns). The quintic Newton-Schulz iteration of
-    https://kellerjordan.github.io/posts/muon/.
+    https://kellerjordan.github.io/posts/muon/, in bf16 where the device computes in it.
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.bfloat16()
+    is_bf16 = usual_precision(matrices.device) == "bf16"  # else it is emulated: 3 to 50 x the time
+    x = matrices.bfloat16() if is_bf16 else matrices.float()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     is_tall = x.shape[1] > x.shape[2]
     x = x.mT if is_tall else x
-    for _ in range(iterations):
+    x = iterated(x) if is_bf16 or x.shape[2] < LONG * x.shape[1] else iterated_squares(x)
+    return (x.mT if is_tall else x).to(matrices.dtype)
+
+
+def iterated(x: Tensor) -> Tensor:
+    """`x = (a + b y + c y @ y) @ x` of squares `y = x @ x.T`, ITERATIONS times."""
+    a, b, c = COEFFICIENTS
+    for _ in range(ITERATIONS):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return (x.mT if is_tall else x).to(matrices.dtype)
+    return x
+
+
+def iterated_squares(x: Tensor) -> Tensor:
+    """The same, by small squares alone: 0.4 x the time where there are 9 times as many columns.
+
+    https://dao-ailab.github.io/blog/2026/gram-newton-schulz/; in bf16 it would be unstable.
+    """
+    a, b, c = COEFFICIENTS
+    square = x @ x.mT
+    product = torch.eye(x.shape[1], device=x.device).expand_as(square)
+    for _ in range(ITERATIONS):
+        change = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        change.diagonal(dim1=1, dim2=2).add_(a)
+        square = change @ square @ change
+        product = change @ product
+    return product @ x

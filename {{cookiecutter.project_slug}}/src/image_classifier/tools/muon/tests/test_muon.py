@@ -1,5 +1,7 @@
 """Muon turns the matrices between the first and the last layer, in all directions alike."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from image_classifier.runtime.config_dict import (
     flatten,
     of_others,
 )
+from image_classifier.tools.muon import optimizer
 from image_classifier.tools.muon.optimizer import orthogonal
 
 
@@ -37,11 +40,28 @@ def test_it_leaves_a_first_layer_of_any_channels(name):
     assert first.weight not in build_optimizer(OptimConfig(name="muon"), model).hidden
 
 
-def test_it_moves_all_directions_alike():
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_moves_all_directions_alike(precision, monkeypatch):
+    monkeypatch.setattr(optimizer, "usual_precision", lambda _: precision)
     matrix = torch.randn(8, 20, generator=torch.Generator().manual_seed(0))
     matrices = (matrix @ torch.diag(torch.linspace(0.1, 9, 20)))[None]
     values = torch.linalg.svdvals(torch.cat((orthogonal(matrices), orthogonal(matrices.mT).mT)))
     assert 0.6 < values.min() < values.max() < 1.3
+
+
+@pytest.mark.parametrize("smallest", [1, 1e-6])
+def test_where_a_device_has_no_bf16_the_squares_give_what_the_iteration_gives(
+    smallest, monkeypatch
+):
+    monkeypatch.setattr(optimizer, "usual_precision", lambda _: "fp32")
+    left, _, right = torch.linalg.svd(
+        torch.randn(2, 16, 90, generator=torch.Generator().manual_seed(0)), full_matrices=False
+    )
+    matrices = left * torch.logspace(0, math.log10(smallest), 16) @ right
+    exact = matrices.double()
+    wanted = optimizer.iterated(exact / exact.norm(dim=(1, 2), keepdim=True))
+    assert (orthogonal(matrices) - wanted).norm() < 1e-3 * wanted.norm()
+    assert torch.equal(orthogonal(matrices), orthogonal(matrices.mT).mT)
 
 
 def test_the_preset_folder_has_it():
