@@ -11,13 +11,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import UserError
 from ...runtime.console import printable
-from ...runtime.files import open_plain, parse_object, remove_leftovers, write_whole
+from ...runtime.files import lock_file, parse_object, remove_leftovers, write_whole
 from .rows import EXTRA, NO_ROW, Row
 
 # How a formula begins in a spreadsheet, perhaps in letters of full width; a number is none.
@@ -42,55 +43,75 @@ class Output:
             fresh: delete the rows that are there.
 
         Raises:
-            UserError: if the rows belong to another command, or the folder cannot be written.
+            UserError: if the rows belong to another command, or one that runs, or the folder
+                cannot be written.
         """
         self.path = path
         self.partial = partial_of(path)
-        self.num_done = self.num_bad = bad = 0  # rows so far; bad: of unreadable files
+        self.num_done = 0  # rows so far
+        self.num_bad = 0  # of them, of unreadable files
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(path.parent, glob.escape(path.name))
-            if fresh or not self.partial.exists():
-                write_whole(self.partial, lambda file: write_jsonl([command], file, 0))
-            with open_plain(self.partial) as file:
-                begun = parse_object(file.readline())
-                size = end = file.tell()
-                for count, line in enumerate(file, 1):
-                    row = parse_object(line)
-                    if row.keys() - EXTRA != NO_ROW.keys():  # cut by a kill, or damaged
-                        break
-                    size = size + len(line)
-                    bad = bad + (row["label"] is None)
-                    if count % batch_size == 0:
-                        self.num_done = count
-                        self.num_bad = bad
-                        end = size
-            if other := [name for name, value in command.items() if begun.get(name) != value]:
-                raise UserError(
-                    f"cannot resume {str(self.partial)!a}: it was begun with other {other[0]}; "
-                    "--fresh starts over, and another --out leaves it alone"
-                )
-            os.truncate(self.partial, end)
+            with ExitStack() as stack:
+                self.file = stack.enter_context(self.partial.open("a+b"))
+                self._begin(command, batch_size, fresh)
+                self.close = stack.pop_all().close
         except OSError as error:
             raise UserError(f"cannot write {str(self.partial)!a}: {error.strerror}") from error
 
+    def _begin(self, command: dict[str, Any], batch_size: int, fresh: bool) -> None:
+        """Lock the rows that are there, and drop what is not a whole batch of this command."""
+        is_taken = f"another command is writing {str(self.path)!a}: take another --out"
+        lock_file(self.file, is_taken)
+        remove_leftovers(self.path.parent, glob.escape(self.path.name))
+        self.file.seek(0)
+        begun = parse_object(self.file.readline())
+        if fresh or not begun:
+            self.file.truncate(0)
+            self._append([command])
+            return
+        if other := [name for name, value in command.items() if begun.get(name) != value]:
+            raise UserError(
+                f"cannot resume {str(self.partial)!a}: it was begun with other {other[0]}; "
+                "--fresh starts over, and another --out leaves it alone"
+            )
+        size = end = self.file.tell()
+        bad = 0
+        for count, line in enumerate(self.file, 1):
+            row = parse_object(line)
+            if row.keys() - EXTRA != NO_ROW.keys():  # cut by a kill, or damaged
+                break
+            size += len(line)
+            bad += row["label"] is None
+            if count % batch_size == 0:
+                self.num_done = count
+                self.num_bad = bad
+                end = size
+        self.file.truncate(end)
+
     def add(self, rows: list[Row]) -> None:
         """Add the rows of the next batch."""
-        with self.partial.open("ab") as file:
-            write_jsonl(rows, file, 0)
+        self._append(rows)
         self.num_done += len(rows)
         self.num_bad += sum(row["label"] is None for row in rows)
 
+    def _append(self, rows: list[dict[str, Any]]) -> None:
+        # Not by the file's buffer, which would fail again when it is closed on a full disk.
+        content = b"".join(map(line_of, rows))
+        while content:
+            content = content[os.write(self.file.fileno(), content) :]
+
     def rows(self) -> Iterator[Row]:
         """The rows that are written."""
-        with self.partial.open("rb") as file:
-            file.readline()
-            yield from map(json.loads, file)
+        self.file.seek(0)
+        self.file.readline()
+        yield from map(json.loads, self.file)
 
     def finish(self, top_k: int) -> None:
         """Write the output file from the rows, and remove these."""
         write_whole(self.path, lambda file: FORMATS[self.path.suffix](self.rows(), file, top_k))
-        self.partial.unlink()
+        self.close()
+        self.partial.unlink(missing_ok=True)
 
 
 def partial_of(path: Path) -> Path:
@@ -150,7 +171,12 @@ def safe(cell: Any, before: str) -> Any:  # noqa: ANN401 - text, number or nothi
 
 def write_jsonl(rows: Iterable[Row], file: BinaryIO, _: int) -> None:
     """Write a line of JSON for each image."""
-    file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
+    file.writelines(map(line_of, rows))
+
+
+def line_of(row: dict[str, Any]) -> bytes:
+    """A line of JSON."""
+    return json.dumps(row).encode() + b"\n"
 
 
 FORMATS: dict[str, Callable[[Iterable[Row], BinaryIO, int], None]] = {

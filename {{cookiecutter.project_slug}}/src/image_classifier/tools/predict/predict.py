@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,8 +53,8 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
             trained.normalize.tta = options.tta
         options = replace(options, top_k=min(options.top_k, len(trained.classes)))
         images = Images(files, trained, options.batch_size, options.workers, world)
-        with closing(images), smaller_batch_on_oom("--batch-size", options.batch_size):
-            output = open_output(options, trained, images) if out else None
+        advice = smaller_batch_on_oom("--batch-size", options.batch_size)
+        with closing(images), advice, open_output(options, trained, images) as output:
             first = output.num_done if output else 0
             batches = predictions(trained, images, options, embeddings, first)
             if output:
@@ -69,8 +69,14 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
     return len(files) - num_bad
 
 
-def open_output(options: PredictOptions, trained: LoadedModel, images: Images) -> Output:
-    """Begin or resume the file `--out`."""
+@contextmanager
+def open_output(
+    options: PredictOptions, trained: LoadedModel, images: Images
+) -> Iterator[Output | None]:
+    """A block with the file `--out`, which begins or is resumed; None if nobody wants it."""
+    if not options.out:
+        yield None
+        return
     command = {
         "weights": trained.digest,
         "images": images.source.fingerprint(),
@@ -83,7 +89,8 @@ def open_output(options: PredictOptions, trained: LoadedModel, images: Images) -
         command["--explain"] = options.explain
     # Features are written at the end, so those of rows from before a kill are lost.
     fresh = options.fresh or options.embeddings != ""
-    return Output(Path(options.out), command, options.batch_size, fresh)
+    with closing(Output(Path(options.out), command, options.batch_size, fresh)) as output:
+        yield output
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -134,6 +135,19 @@ def test_a_killed_command_resumes_to_the_same_bytes_and_no_other_command_does(
         assert f"{num_kept} of 14 rows are there" in capsys.readouterr().out
         assert out.read_bytes() == whole
         assert sorted(tmp_path.iterdir()) == [out]
+
+
+def test_two_commands_do_not_write_the_same_file(run, photos, tmp_path, refusal):
+    words = (run, photos / "val", "--out", tmp_path / "x.csv", "--fresh")
+    hold = "import sys; from image_classifier.runtime import platform; "
+    hold += "file = open(sys.argv[1], 'ab'); platform.lock(file); print(flush=True); input()"
+    command = [sys.executable, "-c", hold, tmp_path / "x.csv.partial"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        assert "another command is writing" in refusal("predict", *words)
+        other.communicate(b"\n")
+    assert predict(*words) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
 
 
 def test_unreadable_files_are_rows_with_an_error(run, photos, tmp_path, capsys):
