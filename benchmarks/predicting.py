@@ -31,11 +31,13 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     """What one round of `predict` and of the loader alone takes."""
     from image_classifier.checkpoints import load_model
     from image_classifier.runtime.distributed import join_world
+    from image_classifier.tools.predict.command import PredictOptions
     from image_classifier.tools.predict.images import Images, list_files
     from image_classifier.tools.predict.output import Output
-    from image_classifier.tools.predict.predict import Wanted, write_rows
+    from image_classifier.tools.predict.predict import predictions, write_rows
 
     compute = project.build_config().compute
+    wanted = PredictOptions(options.run, tuple(options.paths))
     files = list_files(options.paths, sys.stdin.buffer, b"\n")
     with join_world(compute) as world, tempfile.TemporaryDirectory() as folder:
         trained = load_model(options.run, compute, world)
@@ -47,7 +49,9 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         def whole(images: Any) -> None:  # noqa: ANN401
             output = Output(Path(folder, "labels.csv"), {}, CHUNK, fresh=True)
             with contextlib.redirect_stdout(io.StringIO()):
-                write_rows(output, trained, images, Wanted(5))
+                batches = predictions(trained, images, wanted, None, 0)
+                write_rows(batches, trained, output, len(files), wanted.top_k)
+            output.close()
 
         def seconds(work: Callable[[Any], None]) -> tuple[float, float]:
             images = Images(files, trained, CHUNK, options.workers, world)

@@ -47,7 +47,7 @@ def chosen(project: Path, size: str, names: str = "") -> list[str]:
     found: list[str] = []
     for word in (names or size).split(","):
         own = sizes.get(module_of(word))
-        found += [named(project, word)] if own is None else own
+        found += [named(project, word, *sizes)] if own is None else own
     return [*dict.fromkeys(found)]
 
 
@@ -61,15 +61,15 @@ def module_of(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
 
-def named(project: Path, name: str) -> str:
+def named(project: Path, name: str, *sizes: str) -> str:
     """The folder of the tool `name`, however it is written.
 
     Raises:
-        RefusedError: if there is none.
+        RefusedError: if there is none; it lists what there is, and `sizes`, which may be asked for.
     """
-    known = offered(project)
     found = module_of(name)
-    if found not in known:
+    if found not in offered(project):
+        known = [*sizes, *offered(project)]
         near = difflib.get_close_matches(found, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         words = f"{hint} (there are: {', '.join(known)})".replace("_", "-")

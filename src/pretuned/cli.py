@@ -227,7 +227,7 @@ def _version() -> str:
 def _described(key: str, default: object) -> str:
     """Return `key` with its choices, where there are any."""
     if isinstance(default, list):
-        names = ", or names: usual,search" * (key == "tools")
+        names = ", or sizes and names: usual,search" * (key == "tools")
         return f"{key} ({', '.join(default)}{names})"
     return f"{key} (yes, no)" if isinstance(default, bool) else key
 

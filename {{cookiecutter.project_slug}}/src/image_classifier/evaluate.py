@@ -157,7 +157,7 @@ def predict_features(
     """Logits (batch, classes) and features (batch, width) of images, both float32.
 
     Both are averaged over the views of evaluation. `model` is in evaluation mode; `images` is
-    (batch, 3, size, size) uint8, channels_last.
+    (batch, channels, size, size) uint8 or uint16, channels_last.
 
     Raises:
         UserError: if the last layer gets more than a vector for each image.

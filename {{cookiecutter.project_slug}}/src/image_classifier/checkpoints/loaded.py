@@ -23,8 +23,8 @@ from .reading import Best, first_reason, load_best
 class LoadedModel(Best):
     """The best weights of a run, in their model on the device, in evaluation mode.
 
-    Whatever uses a trained model does so by these functions: `evaluate`, `predict`, `export` and
-    programs. `model` maps what `normalize` returns to (batch, classes) logits.
+    Evaluation, predictions, exports and programs use it by these functions. `model` maps what
+    `normalize` returns to (batch, classes) logits.
     """
 
     model: nn.Module

@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...config import OptimConfig
@@ -24,6 +25,12 @@ def build_optimizer(
     """Muon, for `groups` of the weights of `model`."""
     muon = Muon(groups, lr=optim.lr, betas=(optim.momentum, 0.999), **kernels)
     muon.hidden = find_hidden(model)
+    device = next(model.parameters()).device
+    if device.type == "cpu":  # which emulates bf16 if it has none, in 3 to 50 x the time of fp32
+        is_fast = torch.tensor(int(usual_precision(device) == "bf16"))
+        if dist.is_available() and dist.is_initialized():  # the same on every rank
+            dist.all_reduce(is_fast, dist.ReduceOp.MIN)
+        muon.is_bf16 = bool(is_fast)
     return muon
 
 
@@ -55,6 +62,7 @@ class Muon(AdamW):
     """
 
     hidden: set[nn.Parameter]  # the weights that are orthogonalized; AdamW updates the others
+    is_bf16 = True  # whether that is done in bf16; else in fp32
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -88,7 +96,7 @@ class Muon(AdamW):
         beta = group["betas"][0]
         lr = group["lr"]
         moved = torch.stack(momenta).lerp(gradient, (1 - beta) * is_taken)
-        update = orthogonal(gradient.lerp(moved, beta))
+        update = orthogonal(gradient.lerp(moved, beta), self.is_bf16)
         update *= -0.2 * math.sqrt(max(update.shape[1:])) * lr * is_taken
         torch._foreach_copy_(momenta, moved.unbind())
         torch._foreach_mul_(weights, 1 - lr * group["weight_decay"] * is_taken)
@@ -97,13 +105,12 @@ class Muon(AdamW):
             weight.grad = None  # so AdamW, which comes next, skips it
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
+def orthogonal(matrices: Tensor, is_bf16: bool) -> Tensor:
     """Matrices with about the same singular vectors, and singular values near 1.
 
     They are (count, rows, columns). The quintic Newton-Schulz iteration of
-    https://kellerjordan.github.io/posts/muon/, in bf16 where the device computes in it.
+    https://kellerjordan.github.io/posts/muon/, in bf16 or in fp32.
     """
-    is_bf16 = usual_precision(matrices.device) == "bf16"  # else it is emulated: 3 to 50 x the time
     x = matrices.bfloat16() if is_bf16 else matrices.float()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     is_tall = x.shape[1] > x.shape[2]
@@ -128,7 +135,7 @@ def iterated_squares(x: Tensor) -> Tensor:
     """
     a, b, c = COEFFICIENTS
     square = x @ x.mT
-    product = torch.eye(x.shape[1], device=x.device).expand_as(square)
+    product = torch.eye(x.shape[1], dtype=x.dtype, device=x.device).expand_as(square)
     for _ in range(ITERATIONS):
         change = torch.baddbmm(square, square, square, beta=b, alpha=c)
         change.diagonal(dim1=1, dim2=2).add_(a)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import UserError
-from ...runtime.console import printable
+from ...runtime.console import printable, say
 from ...runtime.files import lock_file, parse_object, remove_leftovers, write_whole
 from .rows import EXTRA, NO_ROW, Row
 
@@ -57,19 +57,27 @@ class Output:
                 self._begin(command, batch_size, fresh)
                 self.close = stack.pop_all().close
         except OSError as error:
-            raise UserError(f"cannot write {str(self.partial)!a}: {error.strerror}") from error
+            raise UserError(
+                f"cannot write {str(self.partial)!a}: {error.strerror or error}"
+            ) from error
 
     def _begin(self, command: dict[str, Any], batch_size: int, fresh: bool) -> None:
         """Lock the rows that are there, and drop what is not a whole batch of this command."""
         is_taken = f"another command is writing {str(self.path)!a}: take another --out"
-        lock_file(self.file, is_taken)
-        remove_leftovers(self.path.parent, glob.escape(self.path.name))
+        if lock_file(self.file, is_taken):
+            remove_leftovers(self.path.parent, glob.escape(self.path.name))
+        else:
+            say(f"warning: {self.partial} can't be locked: start no second command that writes it")
         self.file.seek(0)
-        begun = parse_object(self.file.readline())
-        if fresh or not begun:
+        head = self.file.readline()
+        if not head and self.path.exists() and not fresh:  # another command has just finished it
+            self.partial.unlink()
+            check_free("--out", self.path, FORMATS, fresh)
+        if fresh or not head.endswith(b"\n"):  # there is none, or it was cut by a kill
             self.file.truncate(0)
             self._append([command])
             return
+        begun = parse_object(head)
         if other := [name for name, value in command.items() if begun.get(name) != value]:
             raise UserError(
                 f"cannot resume {str(self.partial)!a}: it was begun with other {other[0]}; "

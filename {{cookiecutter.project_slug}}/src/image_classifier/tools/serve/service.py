@@ -70,11 +70,13 @@ def build_app(model: Classifier, options: ServeOptions, workers: int) -> FastAPI
         pending.add(request)
         try:
             content = await in_time(receive(request, options), options, 408)
-            words = model, content, top_k, options.max_megapixels * 1e6
-            job = asyncio.get_running_loop().run_in_executor(pool, label_image, *words)
-            return await in_time(job, options, 503)  # a job that waits for a thread is canceled
-        finally:
+        except BaseException:
             pending.discard(request)
+            raise
+        words = model, content, top_k, options.max_megapixels * 1e6
+        job = asyncio.get_running_loop().run_in_executor(pool, label_image, *words)
+        job.add_done_callback(lambda _: pending.discard(request))  # though nobody may wait any more
+        return await in_time(asyncio.shield(job), options, 503)
 
     return app
 

@@ -12,6 +12,7 @@ import torch
 from conftest import changed, untrained_run
 from safetensors import safe_open
 
+from image_classifier.checkpoints import loaded
 from image_classifier.cli import main
 from image_classifier.data.crops import fit_square, mean_color
 from image_classifier.errors import FaultError
@@ -57,6 +58,21 @@ def test_safetensors_hold_the_weights_and_how_to_use_them(run, capsys):
     assert about["classes"] == ["ant", "bee"]
     assert (about["side"], about["step"], about["mean"]) == (32, 7, [0.5, 0.4, 0.3])
     assert str(Path(run).parent) not in json.dumps(about)  # the file leaves this machine
+
+
+def test_a_run_in_bf16_is_exported_in_float32(config, photos, monkeypatch):
+    monkeypatch.setattr(loaded, "usual_precision", lambda _: "bf16")
+    compared = []
+    predict = exporting.predict_with_model
+
+    def noted(trained, *others):
+        compared.append(trained.precision.name)
+        return predict(trained, *others)
+
+    monkeypatch.setattr(exporting, "predict_with_model", noted)
+    run = untrained_run(changed(config, precision="bf16"), photos)
+    assert main(["export", run, "--format", "safetensors"]) == 0
+    assert compared == ["fp32"]
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11, as it loads

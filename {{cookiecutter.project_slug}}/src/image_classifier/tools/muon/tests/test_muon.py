@@ -40,28 +40,33 @@ def test_it_leaves_a_first_layer_of_any_channels(name):
     assert first.weight not in build_optimizer(OptimConfig(name="muon"), model).hidden
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_it_moves_all_directions_alike(precision, monkeypatch):
-    monkeypatch.setattr(optimizer, "usual_precision", lambda _: precision)
+@pytest.mark.parametrize("is_bf16", [False, True])
+def test_it_moves_all_directions_alike(is_bf16):
     matrix = torch.randn(8, 20, generator=torch.Generator().manual_seed(0))
     matrices = (matrix @ torch.diag(torch.linspace(0.1, 9, 20)))[None]
-    values = torch.linalg.svdvals(torch.cat((orthogonal(matrices), orthogonal(matrices.mT).mT)))
+    found = orthogonal(matrices, is_bf16), orthogonal(matrices.mT, is_bf16).mT
+    values = torch.linalg.svdvals(torch.cat(found))
     assert 0.6 < values.min() < values.max() < 1.3
 
 
 @pytest.mark.parametrize("smallest", [1, 1e-6])
-def test_where_a_device_has_no_bf16_the_squares_give_what_the_iteration_gives(
-    smallest, monkeypatch
-):
-    monkeypatch.setattr(optimizer, "usual_precision", lambda _: "fp32")
-    left, _, right = torch.linalg.svd(
-        torch.randn(2, 16, 90, generator=torch.Generator().manual_seed(0)), full_matrices=False
-    )
+@pytest.mark.parametrize("columns", [17, 90])  # which are iterated themselves, or their squares
+def test_in_fp32_it_is_the_exact_iteration(columns, smallest):
+    noise = torch.randn(2, 16, columns, generator=torch.Generator().manual_seed(0))
+    left, _, right = torch.linalg.svd(noise, full_matrices=False)
     matrices = left * torch.logspace(0, math.log10(smallest), 16) @ right
     exact = matrices.double()
     wanted = optimizer.iterated(exact / exact.norm(dim=(1, 2), keepdim=True))
-    assert (orthogonal(matrices) - wanted).norm() < 1e-3 * wanted.norm()
-    assert torch.equal(orthogonal(matrices), orthogonal(matrices.mT).mT)
+    found = orthogonal(matrices, is_bf16=False)
+    assert (found - wanted).norm() < 1e-3 * wanted.norm()
+    assert torch.equal(found, orthogonal(matrices.mT, is_bf16=False).mT)
+
+
+@pytest.mark.parametrize("usual", ["fp32", "bf16"])
+def test_a_cpu_computes_it_in_bf16_only_if_it_has_that(usual, monkeypatch):
+    monkeypatch.setattr(optimizer, "usual_precision", lambda _: usual)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    assert build_optimizer(OptimConfig(name="muon"), model).is_bf16 == (usual == "bf16")
 
 
 def test_the_preset_folder_has_it():

@@ -128,6 +128,9 @@ def test_a_killed_command_resumes_to_the_same_bytes_and_no_other_command_does(
     assert f"{cause} images;" in refusal("predict", run, *QUICK, photos / "val", *words)
     partial.write_bytes(head.replace(b'"weights": "', b'"weights": "0'))
     assert f"{cause} weights;" in refusal("predict", run, *QUICK, *words)
+    partial.write_bytes(b"no rows\n")
+    assert f"{cause} weights;" in refusal("predict", run, *QUICK, *words)
+    assert partial.read_bytes() == b"no rows\n"
     assert predict(run, *words, "--fresh") == 0
     for damage, num_kept in ((b"", 12), (rows[10][:-9], 8), (b"{}\n", 8), (b"\0\0\0", 8)):
         partial.write_bytes(b"".join([head, *rows[: 10 if damage else 14], damage]))
@@ -141,10 +144,13 @@ def test_two_commands_do_not_write_the_same_file(run, photos, tmp_path, refusal)
     words = (run, photos / "val", "--out", tmp_path / "x.csv", "--fresh")
     hold = "import sys; from image_classifier.runtime import platform; "
     hold += "file = open(sys.argv[1], 'ab'); platform.lock(file); print(flush=True); input()"
-    command = [sys.executable, "-c", hold, tmp_path / "x.csv.partial"]
+    partial = tmp_path / "x.csv.partial"
+    partial.write_bytes(b"{}\n")
+    command = [sys.executable, "-c", hold, partial]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         assert "another command is writing" in refusal("predict", *words)
+        assert partial.read_bytes() == b"{}\n"
         other.communicate(b"\n")
     assert predict(*words) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -113,29 +114,36 @@ def test_an_image_that_does_not_arrive_is_given_up(client):
     assert client.post("/predict", content=slow()).status_code == 408
 
 
-def test_an_image_that_is_not_labeled_in_time_is_given_up_and_one_that_waits_for_it_too():
+def test_an_image_that_is_not_labeled_in_time_keeps_its_place_until_it_is():
     from image_classifier.tools.serve import command, service
 
-    asked = []
-
     class Slow:
-        """Labels nothing for a second."""
+        """Labels nothing until it may."""
 
-        def predict(self, content, _):
-            asked.append(content)
-            time.sleep(1)
+        classes = ("ant",)
 
-    app = service.build_app(Slow(), command.ServeOptions("run", max_seconds=0.3), workers=1)
+        def predict(self, *_):
+            may_end.wait(20)
+            return {}
 
-    async def ask_twice():
+    may_end = threading.Event()
+    options = command.ServeOptions("run", max_seconds=0.3, max_waiting=0)
+    app = service.build_app(Slow(), options, workers=1)
+
+    async def ask():
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-            answers = [client.post("/predict", content=content) for content in (b"1", b"2")]
-            return await asyncio.gather(*answers)
+            late = await client.post("/predict", content=b"1")
+            assert "not done within 0.3 s" in late.json()["detail"]
+            full = await client.post("/predict", content=b"2")
+            assert "too many requests at once" in full.json()["detail"]
+            may_end.set()
+            while (await client.get("/health")).json()["pending"]:
+                await asyncio.sleep(0.01)
+            return late, full, await client.post("/predict", content=b"3")
 
-    answers = asyncio.run(ask_twice())
-    assert [answer.status_code for answer in answers] == [503, 503]
-    assert len(asked) == 1
+    answers = asyncio.run(asyncio.wait_for(ask(), 20))
+    assert [answer.status_code for answer in answers] == [503, 503, 200]
 
 
 def test_paths_and_other_methods_lead_nowhere(client):
