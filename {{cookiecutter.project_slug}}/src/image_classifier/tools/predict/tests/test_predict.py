@@ -24,6 +24,7 @@ from image_classifier.data import EvalData, open_dataset
 from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate
 from image_classifier.models.resnet9 import LOGIT_SCALE
+from image_classifier.runtime import platform
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.predict import images, output
 from image_classifier.train import train
@@ -142,8 +143,8 @@ def test_a_killed_command_resumes_to_the_same_bytes_and_no_other_command_does(
 
 def test_two_commands_do_not_write_the_same_file(run, photos, tmp_path, refusal):
     words = (run, photos / "val", "--out", tmp_path / "x.csv", "--fresh")
-    hold = "import sys; from image_classifier.runtime import platform; "
-    hold += "file = open(sys.argv[1], 'ab'); platform.lock(file); print(flush=True); input()"
+    hold = f"import sys; from {platform.__name__} import lock; "
+    hold += "file = open(sys.argv[1], 'ab'); lock(file); print(flush=True); input()"
     partial = tmp_path / "x.csv.partial"
     partial.write_bytes(b"{}\n")
     command = [sys.executable, "-c", hold, partial]
