@@ -51,7 +51,6 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             with contextlib.redirect_stdout(io.StringIO()):
                 batches = predictions(trained, images, wanted, None, 0)
                 write_rows(batches, trained, output, len(files), wanted.top_k)
-            output.close()
 
         def seconds(work: Callable[[Any], None]) -> tuple[float, float]:
             images = Images(files, trained, CHUNK, options.workers, world)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from ..config import ComputeConfig, DataConfig, RunConfig
@@ -31,11 +32,9 @@ class LoadedModel(Best):
     normalize: Normalize
     precision: Precision
 
+    @torch.inference_mode()
     def logits(self, images: Tensor) -> Tensor:
-        """The mean over the views of evaluation: (batch, classes) float32.
-
-        `images` is (batch, channels, size, size) uint8 or uint16 on the device, channels_last.
-        """
+        """The logits of images on the device, (batch, classes) float32: see `predict_logits`."""
         return predict_logits(self.model, images, self.normalize, self.precision)
 
     def features(self, images: Tensor) -> tuple[Tensor, Tensor]:

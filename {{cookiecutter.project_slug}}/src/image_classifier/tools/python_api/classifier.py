@@ -66,7 +66,7 @@ class Classifier:
         rows = []
         top_k = max(1, min(top_k, len(self.classes)))
         for part, pixels, errors in self._parts(images, batch_size):
-            found = judge(self.trained, self._logits(pixels), top_k)
+            found = judge(self.trained, self.trained.logits(pixels), top_k)
             for image, row, error in zip(part, found, errors, strict=True):
                 row["path"] = os.fspath(image) if isinstance(image, str | os.PathLike) else ""
                 rows.append(unread(row, error) if error else row)
@@ -84,7 +84,8 @@ class Classifier:
             UserError: if something is no image, or has other channels.
         """
         parts = self._readable(images, batch_size)
-        found = [self.trained.probabilities(self._logits(pixels)).cpu() for pixels in parts]
+        trained = self.trained
+        found = [trained.probabilities(trained.logits(pixels)).cpu() for pixels in parts]
         return torch.cat(found) if found else torch.empty(0, len(self.classes))
 
     def features(self, images: Images, batch_size: int = 64) -> Tensor:
@@ -104,11 +105,6 @@ class Classifier:
         parts = self._readable(images, batch_size)
         found = [own.features(pixels)[1].cpu() for pixels in parts]
         return torch.cat(found) if found else torch.empty(0, 0)
-
-    @torch.inference_mode()
-    def _logits(self, pixels: Tensor) -> Tensor:
-        """Of (count, channels, side, side) whole numbers: (count, classes) float32."""
-        return self.trained.logits(pixels)
 
     def _readable(self, images: Images, batch_size: int) -> Iterator[Tensor]:
         """The pixels of `_parts`, all of which can be read.
