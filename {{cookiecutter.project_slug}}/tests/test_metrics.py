@@ -136,6 +136,11 @@ def test_classes_are_listed_from_the_worst_and_top5_of_more_than_five(monkeypatc
     assert phrase(scores.metrics("balanced_accuracy"), "balanced_accuracy").startswith(one)
 
 
+def test_a_loss_that_is_not_finite_is_told():
+    found = phrase({"val/top1": 0.5, "val/ece": 0.0})
+    assert found == "top-1 50.00%, and a loss that is not finite"
+
+
 def test_scores_are_shown_in_a_line():
     scores = Scores(answers_of(("ant", "bee"), 4000 * torch.eye(2).long()), {"top1": 1.0})
     shown = "<Predictions: 8,000 images of 2 classes>"

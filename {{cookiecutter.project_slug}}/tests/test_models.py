@@ -3,13 +3,16 @@
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from image_classifier.config import ModelConfig, OptimConfig
 from image_classifier.errors import UserError
 from image_classifier.models import (
+    adapted,
     blocks,
     build_model,
     find_head,
+    load_weights,
     models_by_name,
 )
 from image_classifier.optim import build_optimizer
@@ -47,6 +50,20 @@ def test_small_images_keep_their_resolution():
 def test_a_model_that_cannot_be_is_refused():
     with torch.device("meta"), pytest.raises(UserError, match="alexnet can't take images of"):
         build_model(ModelConfig(name="alexnet"), 3, 16)
+
+
+def test_a_network_that_fails_on_images_of_that_size_is_refused():
+    network = nn.Conv2d(3, 4, 1)
+    network.register_forward_hook(lambda *_: 1 % 0)
+    with pytest.raises(UserError, match="resnet18 can't take images of"):
+        adapted(network, ModelConfig(name="resnet18"), 32, 3)
+
+
+def test_a_network_that_needs_a_version_of_its_weights_takes_those_of_a_file():
+    network = build_model(ModelConfig(name="mnasnet0_5"), 3, 32)
+    weights = {name: torch.zeros_like(weight) for name, weight in network.state_dict().items()}
+    load_weights(network, weights)
+    assert_close(dict(network.state_dict()), weights)
 
 
 # Norms, scales, tokens, positions, biases of places, groups.

@@ -231,12 +231,12 @@ def test_a_save_under_way_is_completed_and_the_gradient_scaler_resumes(config, m
     assert (state["scale"], state["_growth_tracker"]) == (4.0, 2)
 
 
-@pytest.mark.parametrize("name", ["best.pt", "best.safetensors"])
+@pytest.mark.parametrize("name", ["", "checkpoints/best.pt", "checkpoints/best.safetensors"])
 def test_fresh_starts_over_and_may_begin_with_the_weights_that_it_replaces(finished, name):
     before, notes = final(finished), Path(finished.run.dir, "notes.txt")
     notes.write_text("mine")
-    weights = Path(finished.run.dir, "checkpoints", name)
-    best = load_best(weights.with_name("best.pt")).weights
+    weights = Path(finished.run.dir, name)
+    best = load_best(Path(finished.run.dir, "checkpoints", "best.pt")).weights
     fresh = changed(finished, run__fresh=True, run__init_from=str(weights))
     fresh = changed(fresh, optim__lr=0.0, optim__warmup_epochs=0, epochs=0.25)
     with pytest.raises(UserError):

@@ -1,7 +1,6 @@
 """A trained model, in its network on the device."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +9,13 @@ from ..config import ComputeConfig, DataConfig, RunConfig
 from ..data import EvalData, Source
 from ..errors import UserError
 from ..evaluate import Scores, evaluate, predict_features, predict_logits
-from ..models import build_model
+from ..models import build_model, load_weights
 from ..precision import Precision
 from ..preprocess import Normalize
 from ..runtime.console import some
 from ..runtime.distributed import World
 from ..runtime.machine import usual_precision
+from ..runtime.run_dir import best_checkpoint
 from ..tasks import TASKS
 from .reading import Best, first_reason, load_best
 
@@ -83,7 +83,7 @@ def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
     Raises:
         UserError: if there is no such run, or its checkpoint can't be used.
     """
-    path = Path(run) / "checkpoints" / "best.pt" if Path(run).is_dir() else Path(run)
+    path = best_checkpoint(run)
     best = load_best(path)
     while not world.is_same(int(best.digest[:15], 16)):
         best = load_best(path)  # the run has saved another since some rank read it
@@ -105,7 +105,7 @@ def place_model(best: Best, compute: ComputeConfig, world: World) -> LoadedModel
     size = config.data.image_size
     model = build_model(config.model, len(best.classes), size, config.data.channels)
     try:
-        model.load_state_dict(best.weights)
+        load_weights(model, best.weights)
     except RuntimeError as error:
         raise UserError(f"{str(best.path)!a} holds another model: {first_reason(error)}") from error
     model = model.to(precision.device, memory_format=precision.memory_format).eval()

@@ -15,10 +15,11 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from ..config import ModelConfig
 from ..errors import UserError
 from ..extensions import functions
-from ..models import find_head, find_heads, find_library, published_weights
+from ..models import find_head, find_heads, find_library, load_weights, published_weights
 from ..runtime.console import printable, some
 from ..runtime.distributed import World
 from ..runtime.files import about_tensors
+from ..runtime.run_dir import best_checkpoint
 from .reading import Colors, check_images, check_weights, first_reason, parse_checkpoint, read_file
 
 PUBLISHED = "pretrained"  # in place of a file: torchvision's own weights
@@ -68,7 +69,7 @@ class PretrainedWeights:
         weights = {n: w for n, w in self.weights.items() if not (is_new and n in in_head)}
         stems = adapt_channels(weights, model)
         try:
-            missing, unexpected = model.load_state_dict(weights, strict=False)
+            missing, unexpected = load_weights(model, weights, strict=False)
             # Not the batches that BatchNorm counted: torch adds those that older files lack.
             if alone := tuple(sorted({*missing, *unexpected} - (in_head if is_new else set()))):
                 raise RuntimeError(f"only one of the two has {some(alone)}")
@@ -128,7 +129,7 @@ def load_pretrained(
     if init_from == PUBLISHED:
         found = published(model.name, world)
     else:
-        found = read_weights(Path(init_from))
+        found = read_weights(best_checkpoint(init_from))
     found = replace(found, weights=unwrapped(found.weights))
     found = found if found.mean else replace(found, **usual_normalization(model.name))
     is_for_them = found.mean is None or len(found.mean) == channels

@@ -23,6 +23,7 @@ from ..data import Source, are_replaced
 from ..errors import FaultError, UserError
 from ..extensions import chained, find_tools, flag
 from ..metrics import read_decision
+from ..models import load_weights
 from ..runtime.config_dict import flatten, of_others, to_save
 from ..runtime.console import some
 from ..runtime.distributed import World
@@ -154,7 +155,7 @@ class Checkpoints(AbstractContextManager):
 
     def fill(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
         """Give `model` the weights of a file."""
-        model.load_state_dict(weights)
+        load_weights(model, weights)
 
     def check_identity(self, saved: dict[str, Any] | None) -> None:
         """Check that a checkpoint, if there is one, is of the same config on the same images.

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..metrics import NO_DECISION, Decision, better, metric_text, read_decision
+from ..models import load_weights
 from ..precision import Precision
 from ..runtime.distributed import local_part
 from .reading import check_weights
@@ -112,9 +113,9 @@ class TrainState:
                 model or optimizer.
         """
         self.load_numbers(saved)
-        self.model.load_state_dict(dict(saved["model"]))
+        load_weights(self.model, saved["model"])
         if self.ema is not None:
-            self.ema.load_state_dict(dict(saved["ema"]))
+            load_weights(self.ema, saved["ema"])
         load_optimizer(self.optimizer, saved["optimizer"])
         self.precision.scaler.load_state_dict(saved["scaler"])
 

@@ -196,7 +196,8 @@ def phrase(metrics: dict[str, float], best_by: str = "top1") -> str:
     """The most important metrics of an evaluation in a line; `best_by` is the first."""
     left_out = metrics.get("val/bad_images", 0)
     without = f", without {left_out} that could not be read" if left_out else ""
-    return words(metrics, dict.fromkeys((best_by, *MAIN))) + without
+    lost = "" if "val/loss" in metrics else ", and a loss that is not finite"
+    return words(metrics, dict.fromkeys((best_by, *MAIN))) + lost + without
 
 
 def words(metrics: dict[str, float], names: Iterable[str]) -> str:

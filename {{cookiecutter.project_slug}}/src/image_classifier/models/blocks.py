@@ -1,6 +1,5 @@
-"""The matrices, head and parts of any network: for weight decay, dropout, and tools."""
+"""The matrices and the head of any network: for weight decay, dropout, and tools."""
 
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -64,22 +63,3 @@ def drop_before_head(network: nn.Module, probability: float) -> None:
     """Put dropout before the last layer, in a hook: weights keep their names."""
     _, head = find_head(network)
     head.register_forward_pre_hook(lambda layer, x: dropout(x[0], probability, layer.training))
-
-
-def find_modules(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """The modules of a network in order, and whether the children of that one follow."""
-    yield module, True
-    for child in module.children():
-        if is_stack(child):
-            yield from find_modules(child)
-        else:
-            yield child, False
-
-
-def is_stack(module: nn.Module) -> bool:
-    """Whether a module is a sequence of layers, or contains one of layers of a single type."""
-    sequences = nn.Sequential | nn.ModuleList
-    return isinstance(module, sequences) or any(
-        isinstance(child, sequences) and len(child) > 1 and len(set(map(type, child))) == 1
-        for child in module.children()
-    )

@@ -1,9 +1,10 @@
 """torchvision's classification models by name, fitted to small images and any number of classes."""
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..errors import OF_TOOLS, UserError, did_you_mean
@@ -63,9 +64,22 @@ def adapted(network: nn.Module, model: ModelConfig, image_size: int, channels: i
     try:
         with torch.inference_mode():
             network.eval()(torch.zeros(1, channels, image_size, image_size))
-    except (RuntimeError, AssertionError) as error:  # halved until nothing is left
+    except Exception as error:  # of a library: halved until nothing is left, divided by zero
         raise UserError(size_misfit(model, image_size, error)) from error
     return network.train()
+
+
+def load_weights(
+    network: nn.Module, weights: dict[str, Tensor], *, strict: bool = True
+) -> tuple[list[str], list[str]]:
+    """`network.load_state_dict`: the names that are missing, and those that are not expected.
+
+    MNASNet takes no weights without its version; what else a file says of them is not used.
+    """
+    known = OrderedDict(weights)
+    layers = [pair for pair in network.named_modules() if type(pair[1]).__name__ == "MNASNet"]
+    known._metadata = {name: {"version": layer._version} for name, layer in layers}
+    return network.load_state_dict(known, strict=strict)
 
 
 def size_misfit(model: ModelConfig, image_size: int, error: Exception) -> str:

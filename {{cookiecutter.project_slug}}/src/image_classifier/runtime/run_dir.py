@@ -64,6 +64,11 @@ def open_run(config: Config, world: World) -> Iterator[None]:
             raise
 
 
+def best_checkpoint(run: str) -> Path:
+    """The checkpoint with the best weights of a run folder, or the one that is named itself."""
+    return Path(run, "checkpoints", "best.pt") if Path(run).is_dir() else Path(run)
+
+
 def remove_unused(made: list[Path]) -> None:
     """Remove folders, the innermost first, that hold nothing but the lock of a run."""
     for folder in made:

@@ -13,7 +13,7 @@ from ...checkpoints import Best, first_reason
 from ...config import ComputeConfig, Config
 from ...errors import UserError
 from ...metrics import THRESHOLD, Decision
-from ...models import build_model
+from ...models import build_model, load_weights
 from ...runtime.command_line import command
 from ...runtime.config_dict import to_save
 from ...runtime.distributed import World
@@ -126,7 +126,7 @@ def check_weights(config: Config, weights: dict[str, Tensor], first: Best) -> No
     classes = first.classes
     network = build_model(config.model, len(classes), data.image_size, data.channels)
     try:
-        network.load_state_dict(weights)
+        load_weights(network, weights)
     except RuntimeError as error:
         path = ascii(str(first.path))
         raise UserError(f"{path} holds another model: {first_reason(error)}") from error

@@ -8,6 +8,7 @@ from ...config import ComputeConfig
 from ...errors import UserError
 from ...extensions import flag
 from ...metrics import Decision, better, choose_decision, metric_text
+from ...models import load_weights
 from ...runtime.distributed import join_world
 from ...tasks import metric_of
 from .members import knobs_of, other_knob
@@ -40,7 +41,7 @@ def average_weights(
         images = loaded.open_images("val", world)
         each = {ascii(str(member.path)): member.weights for member in members}
         for name, own in (each | {"the mean of their weights": weights}).items():
-            loaded.model.load_state_dict(own)
+            load_weights(loaded.model, own)
             found = loaded.evaluate(images, world)
             scores.append(found.value(metric))
             print(f"{metric_text(metric, scores[-1])}: {name}")

@@ -17,10 +17,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...config import ComputeConfig
-from ...models import find_modules
 from ...parallel import Replicas
 from ...precision import Precision
 from ...runtime.distributed import World, local_part
+from ..stages.stages import find_modules
 from .checkpoints import ShardedCheckpoints
 
 LARGE_LAYER = 1_000_000  # weights of a single layer that is worth an exchange of its own

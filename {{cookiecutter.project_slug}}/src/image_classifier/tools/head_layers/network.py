@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ...config import ModelConfig
 from ...errors import UserError
-from ...models import find_head, find_modules
+from ...models import find_head
 from ...tracking import blank_logits
+from ..stages.stages import find_modules
 
 DEPTHS = 4  # of a network whose blocks all return features of one size: a vision transformer
 TOKENS = 0  # in place of a size
@@ -46,6 +47,22 @@ def change_network(network: nn.Module, model: ModelConfig, image_size: int, chan
     last = nn.Linear(width, head.out_features, bias=head.bias is not None)
     last.register_forward_pre_hook(depths.join)
     network.set_submodule(name, last)
+    freeze_unused(network, image_size, channels)
+
+
+def freeze_unused(network: nn.Module, image_size: int, channels: int) -> None:
+    """Freeze weights on which no logit depends: of a norm behind the last block.
+
+    Several ranks would wait for their gradients.
+    """
+    was_training = network.training
+    weights = [weight for weight in network.parameters() if weight.requires_grad]
+    with torch.enable_grad():
+        logits = network.eval()(torch.zeros(1, channels, image_size, image_size))
+        gradients = torch.autograd.grad(logits.sum(), weights, allow_unused=True)
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.requires_grad_(gradient is not None)
+    network.train(was_training)
 
 
 class Depths:

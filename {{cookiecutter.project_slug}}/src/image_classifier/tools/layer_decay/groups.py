@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from ...config import OptimConfig
-from ...models import find_head, find_modules, is_matrix
+from ...models import find_head, is_matrix
+from ..stages.stages import find_modules
 
 MOST_BLOCKS = 14  # a vision transformer's 12, what is before them, and the last layer
 

@@ -77,9 +77,16 @@ def count_flops(model: nn.Module, image_size: int, channels: int = 3) -> int:
     from torch.utils import flop_counter
 
     leave_tracer_out(flop_counter._FlopCounterMode)
+    learned = [weight for weight in model.parameters() if weight.requires_grad]
     # torch 2.11 counts nothing for the CPU's kernel of attention.
     with sdpa_kernel(SDPBackend.MATH), flop_counter.FlopCounterMode(display=False) as counter:
-        blank_logits(model, image_size, channels)
+        try:
+            for weight in learned:  # one that is the input of a layer would need a gradient
+                weight.requires_grad_(False)
+            blank_logits(model, image_size, channels)
+        finally:
+            for weight in learned:
+                weight.requires_grad_()
     return counter.get_total_flops()
 
 

@@ -23,7 +23,7 @@ SKIPPED_STEPS, WARMUP_STEPS, RECORDED_STEPS = 10, 3, 5
 
 
 @contextmanager
-def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], bool]]:
+def watch(setup: Setup, state: TrainState) -> Iterator[Callable[[], bool]]:
     """A block in which rank 0 records a few steps if `--profile`; call its value after each.
 
     Writes `profile/trace.json.gz` and on a GPU `profile/memory.pickle` to the run folder; prints
@@ -34,10 +34,16 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], bool]]:
     if not config.profile or not world.is_main:
         yield lambda: False
         return
+    data = setup.train_data
+    skipped = steps_to_skip(state.step, data.steps_in(config.run.evaluate_every_epochs))
+    needed = skipped + WARMUP_STEPS + RECORDED_STEPS
+    if (left := data.total_steps - state.step) < needed:
+        print(f"nothing is recorded: --profile needs a run with {needed} steps to go, not {left}")
+        yield lambda: False
+        return
     folder = Path(config.run.dir, "profile")
     folder.mkdir(exist_ok=True)
     trace = str(folder / "trace.json.gz")
-    needed = SKIPPED_STEPS + WARMUP_STEPS + RECORDED_STEPS
     is_cuda = world.device.type == "cuda"
     if not is_cuda:  # where torch is built for GPUs, it would report that there is no driver
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -45,7 +51,7 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], bool]]:
     def end_step() -> bool:
         recorder.step()
         if is_cuda:  # a warning names each line of Python that waits for the GPU
-            is_last_skipped = recorder.step_num == SKIPPED_STEPS - 1
+            is_last_skipped = recorder.step_num == skipped - 1
             torch.cuda.set_sync_debug_mode("warn" if is_last_skipped else "default")
         return recorder.step_num == needed  # it took seconds to write
 
@@ -68,7 +74,7 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], bool]]:
     with profile(
         activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_cuda,
         schedule=schedule(
-            skip_first=SKIPPED_STEPS, wait=0, warmup=WARMUP_STEPS, active=RECORDED_STEPS, repeat=1
+            skip_first=skipped, wait=0, warmup=WARMUP_STEPS, active=RECORDED_STEPS, repeat=1
         ),
         on_trace_ready=finish,
         record_shapes=True,
@@ -77,9 +83,18 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], bool]]:
         acc_events=True,  # otherwise torch 2.11 warns that it would forget earlier recordings
     ) as recorder:
         yield end_step
-    if recorder.step_num < needed:
-        print(f"nothing recorded: --profile needs a run with {needed} steps or more to go")
     gc.collect()  # a trace holds many small objects in cycles
+
+
+def steps_to_skip(step: int, evaluate_every: int) -> int:
+    """Steps before those that are recorded, of a run after `step`: no evaluation is among them.
+
+    Its trace would take minutes to read. Where evaluations are too frequent, some are recorded.
+    """
+    first = step + SKIPPED_STEPS + WARMUP_STEPS
+    evaluation = -(-first // evaluate_every) * evaluate_every  # the next one
+    is_free = evaluation >= first + RECORDED_STEPS or evaluate_every <= RECORDED_STEPS
+    return SKIPPED_STEPS if is_free else evaluation + 1 - WARMUP_STEPS - step
 
 
 def phase_times(averages: Iterable[FunctionEventAvg]) -> dict[str, float]:

@@ -74,6 +74,16 @@ def test_all_other_weights_keep_their_names_and_shapes(name):
     assert {key for key in ours if ours[key] != theirs[key]} == {f"{head}.weight"}
 
 
+@pytest.mark.parametrize("name", ["resnet9", "swin_t"])  # swin_t has a norm behind its blocks
+def test_every_weight_that_learns_has_a_gradient_which_other_ranks_wait_for(name):
+    model = build(name, head="layers").train()
+    model(IMAGES).sum().backward()
+    learned = {key: weight for key, weight in model.named_parameters() if weight.requires_grad}
+    assert all(weight.grad is not None for weight in learned.values())
+    frozen = {key for key, _ in model.named_parameters()} - learned.keys()
+    assert frozen == ({"norm.weight", "norm.bias"} if name == "swin_t" else set())
+
+
 @pytest.mark.parametrize("name", ["resnet9", "densenet121"])  # densenet overwrites its features
 def test_all_of_it_learns_and_a_copy_has_features_of_its_own(name):
     model = build(name, head="layers").train()

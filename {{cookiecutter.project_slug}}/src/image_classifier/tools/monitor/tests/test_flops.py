@@ -33,6 +33,21 @@ def test_attention_is_counted_although_frozen_weights_have_a_kernel_of_their_own
     assert flops.count_flops(model.requires_grad_(False), 8) == trained
 
 
+def test_a_network_that_gives_a_weight_to_a_layer_is_counted():
+    class Token(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3 * 64))
+            self.head = nn.Linear(3 * 64, 5)
+
+        def forward(self, images):
+            return self.head(self.weight) + self.head(images.flatten(1))
+
+    model = Token()
+    assert flops.count_flops(model, 8) == 2 * 2 * 3 * 64 * 5
+    assert all(weight.requires_grad for weight in model.parameters())
+
+
 def test_small_images_cost_less(config, monkeypatch):
     monkeypatch.setattr(flops, "count_flops", lambda *_: 100)
     monkeypatch.setattr(flops, "find_peak", lambda _: (1000, "datasheet"))

@@ -22,7 +22,22 @@ def test_phases_of_a_step_are_printed_and_a_trace_is_written(config, monkeypatch
         assert json.load(trace)["traceEvents"]
     said = capsys.readouterr().out
     assert all(f"  {phase} " in said for phase in ("wait for data", "forward", "optimizer"))
-    assert "nothing recorded" not in said
+    assert "nothing is recorded" not in said
+
+
+def test_a_run_that_is_too_short_records_nothing(config, capsys):
+    train(changed(config, profile=True, epochs=1))
+    assert "nothing is recorded: --profile needs a run with " in capsys.readouterr().out
+    assert not Path(config.run.dir, "profile").exists()
+
+
+def test_no_evaluation_is_recorded_unless_there_are_too_many():
+    for every in range(6, 40):
+        for step in range(40):
+            first = step + watcher.steps_to_skip(step, every) + watcher.WARMUP_STEPS
+            assert step + 13 <= first < step + 13 + 6
+            assert all(after % every for after in range(first, first + watcher.RECORDED_STEPS))
+    assert watcher.steps_to_skip(0, 5) == watcher.SKIPPED_STEPS
 
 
 def event(key, on_cpu, device=0.0, cpu=0.0, *, is_phase=False):
