@@ -102,8 +102,12 @@ def quiet_hub() -> Iterator[None]:
 def fit_weights(network: nn.Module, weights: dict[str, Tensor], *_: object) -> None:
     """Make `weights` fit the network as timm does: its names, and positions of its image size.
 
-    Position embeddings are interpolated, as of DINOv2 from 518 pixels to --data.image-size.
+    Position embeddings are interpolated, as of DINOv2 from 518 pixels to --data.image-size. Weights
+    that fit are left alone: timm would take those with adapters for another library's.
     """
+    own = {name: weight.shape for name, weight in network.state_dict().items()}
+    if own == {name: weight.shape for name, weight in weights.items()}:
+        return
     family = sys.modules[type(network).__module__]
     if fit := getattr(family, "checkpoint_filter_fn", None):
         fitting = fit(dict(weights), network)

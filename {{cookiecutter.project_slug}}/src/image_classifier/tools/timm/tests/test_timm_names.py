@@ -12,7 +12,11 @@ from image_classifier.checkpoints.pretrained import (
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
-from image_classifier.models import build_model, find_head
+from image_classifier.models import (
+    build_model,
+    find_head,
+    load_weights,
+)
 from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.platform import install_command
@@ -27,6 +31,14 @@ def test_a_model_of_timm_takes_small_images_and_any_number_of_classes():
         UserError, match=r"timm has no model 'test_resnett'; did you mean timm/test"
     ):
         build_model(ModelConfig(name="timm/test_resnett"), 5, 32)
+
+
+def test_a_network_with_adapters_takes_its_own_weights():
+    pytest.importorskip("timm")
+    lora = pytest.importorskip("image_classifier.tools.lora.network")
+    network = build_model(ModelConfig(name="timm/test_mambaout"), 3, 64)
+    lora.add_adapters(network, 2)
+    load_weights(network, network.state_dict())
 
 
 def test_without_timm_one_line_says_what_to_install(monkeypatch):
