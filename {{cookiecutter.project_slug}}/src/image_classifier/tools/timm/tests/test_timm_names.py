@@ -35,7 +35,8 @@ def test_a_model_of_timm_takes_small_images_and_any_number_of_classes():
 
 def test_a_network_with_adapters_takes_its_own_weights():
     pytest.importorskip("timm")
-    lora = pytest.importorskip("image_classifier.tools.lora.network")
+    name = "image_classifier.tools.lora.network"
+    lora = pytest.importorskip(name)
     network = build_model(ModelConfig(name="timm/test_mambaout"), 3, 64)
     lora.add_adapters(network, 2)
     load_weights(network, network.state_dict())
