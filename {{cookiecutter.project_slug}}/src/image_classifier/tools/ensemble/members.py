@@ -12,6 +12,7 @@ from ...extensions import flag
 from ...runtime.config_dict import flatten
 from ...runtime.console import some
 from ...runtime.files import read_object
+from ...runtime.run_dir import best_checkpoint
 
 # What members have in common: the network, and images as it takes them.
 SAME = ("model.", "data.image_size", "data.test_size", "data.channels", "data.bits", "data.fit")
@@ -46,15 +47,13 @@ def checkpoints_of(word: str) -> list[Path]:
         UserError: if there is neither.
     """
     folder = Path(word)
-    best = Path("checkpoints", "best.pt")
-    if not folder.is_dir():
-        return [folder]  # a file, or nothing, which is told when it is read
-    if (folder / best).exists() or not (folder / "results.json").exists():
-        return [folder / best]
+    best = best_checkpoint(word)
+    if best.exists() or not (folder / "results.json").exists():
+        return [best]  # where there is none, that is told when it is read
     try:
         runs = read_object(folder / "results.json")["runs"]
         # By their names in this folder, which may have moved.
-        return [folder / Path(run["folder"]).name / best for run in runs]
+        return [folder / Path(run["folder"]).name / best.relative_to(folder) for run in runs]
     except (OSError, LookupError, TypeError) as error:
         raise UserError(
             f"{str(folder / 'results.json')!a} is not of `cross-validate` or `repeat`: name the "

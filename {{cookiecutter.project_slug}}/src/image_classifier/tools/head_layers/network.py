@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...config import ModelConfig
+from ...config import Config, ModelConfig
 from ...errors import UserError
 from ...models import find_head
 from ...tracking import blank_logits
@@ -47,18 +47,20 @@ def change_network(network: nn.Module, model: ModelConfig, image_size: int, chan
     last = nn.Linear(width, head.out_features, bias=head.bias is not None)
     last.register_forward_pre_hook(depths.join)
     network.set_submodule(name, last)
-    freeze_unused(network, image_size, channels)
 
 
-def freeze_unused(network: nn.Module, image_size: int, channels: int) -> None:
+def change_training(network: nn.Module, config: Config, *_: object) -> None:
     """Freeze weights on which no logit depends: of a norm behind the last block.
 
-    Several ranks would wait for their gradients.
+    With `--model.head layers` only. Several ranks would wait for their gradients.
     """
+    if config.model.head == "last":
+        return
+    images = config.data
     was_training = network.training
     weights = [weight for weight in network.parameters() if weight.requires_grad]
     with torch.enable_grad():
-        logits = network.eval()(torch.zeros(1, channels, image_size, image_size))
+        logits = network.eval()(torch.zeros(1, images.channels, *[images.image_size] * 2))
         gradients = torch.autograd.grad(logits.sum(), weights, allow_unused=True)
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.requires_grad_(gradient is not None)

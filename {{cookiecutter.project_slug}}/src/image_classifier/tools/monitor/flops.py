@@ -81,8 +81,7 @@ def count_flops(model: nn.Module, image_size: int, channels: int = 3) -> int:
     # torch 2.11 counts nothing for the CPU's kernel of attention.
     with sdpa_kernel(SDPBackend.MATH), flop_counter.FlopCounterMode(display=False) as counter:
         try:
-            for weight in learned:  # one that is the input of a layer would need a gradient
-                weight.requires_grad_(False)
+            model.requires_grad_(False)  # a weight that a layer takes would need a gradient
             blank_logits(model, image_size, channels)
         finally:
             for weight in learned:

@@ -5,12 +5,15 @@ from copy import deepcopy
 import pytest
 import torch
 
-from image_classifier.config import ModelConfig
+from image_classifier.config import Config, ModelConfig
 from image_classifier.errors import UserError
 from image_classifier.models import (
     build_model,
     find_head,
     models_by_name,
+)
+from image_classifier.tools.head_layers.network import (
+    change_training,
 )
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -77,6 +80,7 @@ def test_all_other_weights_keep_their_names_and_shapes(name):
 @pytest.mark.parametrize("name", ["resnet9", "swin_t"])  # swin_t has a norm behind its blocks
 def test_every_weight_that_learns_has_a_gradient_which_other_ranks_wait_for(name):
     model = build(name, head="layers").train()
+    change_training(model, Config(model=ModelConfig(head="layers")))
     model(IMAGES).sum().backward()
     learned = {key: weight for key, weight in model.named_parameters() if weight.requires_grad}
     assert all(weight.grad is not None for weight in learned.values())
