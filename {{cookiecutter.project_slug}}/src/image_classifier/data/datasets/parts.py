@@ -5,7 +5,7 @@ import math
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -58,23 +58,6 @@ def find_parts(names: Iterable[str]) -> dict[str, str]:
     plain = groups.pop((), {})
     pairs = [parts for parts in groups.values() if "train" in parts and len(parts) > 1]
     return pairs[0] if "train" not in plain and len(pairs) == 1 else plain
-
-
-def choose_part(names: Collection[str], data: DataConfig, split: str) -> tuple[str, bool]:
-    """The part of a dataset with the images of `split`, and whether `data.fold` divides it.
-
-    Without a part for validation, that is a share of `train`.
-
-    Raises:
-        UserError: if there is no such part, or it is not divided and `data.fold` is not the first.
-    """
-    parts = find_parts(names)
-    check_fold(parts.get("val"), data.fold, data.root)
-    is_divided = "val" not in parts and split in ("train", "val")
-    part = "train" if is_divided else split
-    if part not in parts:
-        raise UserError(f"{data.root!a} has no {part!r}, only {', '.join(map(ascii, names))}")
-    return parts[part], is_divided
 
 
 def check_fold(val: str | None, fold: int, place: str, hint: str = "") -> None:

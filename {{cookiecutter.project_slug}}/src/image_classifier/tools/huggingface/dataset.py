@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import PathList, Source, choose_part, divide, numbered
+from ...data import PathList, Source, divide
 from ...errors import FaultError, UserError
 from ...runtime.console import printable
 from ...runtime.files import read_object, read_plain
 from ...runtime.platform import install_command
+from ..formats.labels import numbered
+from ..formats.parts import choose_part
 
 TAIL = 1024  # bytes at the end of an image, which tell it from others
 

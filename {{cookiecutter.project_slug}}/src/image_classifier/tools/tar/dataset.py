@@ -10,9 +10,11 @@ Of `1.left.jpg` it is in `1.left.cls` or else in `1.cls`.
 """
 
 from ...config import DataConfig
-from ...data import Source, choose_part, divide, numbered
+from ...data import Source, divide
 from ...errors import UserError
 from ...runtime.console import printable
+from ..formats.labels import numbered
+from ..formats.parts import choose_part
 from .index import open_index
 from .members import Members
 from .storage import Storage

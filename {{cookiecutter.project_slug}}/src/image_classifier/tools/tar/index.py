@@ -21,10 +21,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import Label, cache_folder, has_suffix, is_junk
+from ...data import cache_folder, has_suffix, is_junk
 from ...errors import UserError
 from ...runtime.console import say
 from ...runtime.files import write_whole
+from ..formats.labels import Label
 from .storage import Storage
 
 VERSION = 2

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from ...config import DataConfig
-from ...data import Source, channel_axis, fitted, image_pixels, numbers_as_names, unreadable
+from ...data import Source, channel_axis, fitted, image_pixels, unreadable
 from ...errors import UserError
 from ...runtime.console import printable
+from ..formats.labels import numbers_as_names
 
 
 def to_source(found: Any, data: DataConfig) -> Any:  # noqa: ANN401 - whatever a function returns

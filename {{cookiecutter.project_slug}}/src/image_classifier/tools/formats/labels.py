@@ -1,4 +1,4 @@
-"""Labels that are names or numbers, as a `Source` has them, and the names of its classes."""
+"""Labels that are names or numbers, as those that a `Source` has, and the names of its classes."""
 
 from collections.abc import Sequence
 
