@@ -47,6 +47,21 @@ def test_small_images_keep_their_resolution():
             assert isinstance(model.maxpool, pool)
 
 
+def test_a_network_whose_branches_shrink_alike_keeps_its_first_layers():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+            self.narrow = nn.Conv2d(3, 4, 1, stride=2)
+
+        def forward(self, images):
+            return (self.wide(images) + self.narrow(images)).mean((2, 3))
+
+    network = adapted(Branches(), ModelConfig(name="branches"), 32, 3)
+    assert network.wide.stride == (2, 2)
+    assert network.training
+
+
 def test_a_model_that_cannot_be_is_refused():
     with torch.device("meta"), pytest.raises(UserError, match="alexnet can't take images of"):
         build_model(ModelConfig(name="alexnet"), 3, 16)

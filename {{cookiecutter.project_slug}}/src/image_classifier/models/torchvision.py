@@ -1,6 +1,7 @@
 """torchvision's classification models by name, fitted to small images and any number of classes."""
 
 from collections import OrderedDict
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -56,17 +57,29 @@ def torchvision(
 def adapted(network: nn.Module, model: ModelConfig, image_size: int, channels: int) -> nn.Module:
     """A network for photographs, fitted to small images; it is tried on one of that size.
 
+    Where its parts must shrink alike (RepVGG, CoAtNet), it stays as it is.
+
     Raises:
         UserError: if it can't take such images.
     """
     if image_size <= SMALL_IMAGE:
-        keep_resolution(network)
+        fine = deepcopy(network)
+        keep_resolution(fine)
+        if misfit(fine, image_size, channels) is None:
+            network = fine
+    if (error := misfit(network, image_size, channels)) is not None:
+        raise UserError(size_misfit(model, image_size, error)) from error
+    return network.train()
+
+
+def misfit(network: nn.Module, image_size: int, channels: int) -> Exception | None:
+    """What a network, which is in evaluation mode then, raises for an image of that size."""
     try:
         with torch.inference_mode():
             network.eval()(torch.zeros(1, channels, image_size, image_size))
     except Exception as error:  # of a library: halved until nothing is left, divided by zero
-        raise UserError(size_misfit(model, image_size, error)) from error
-    return network.train()
+        return error
+    return None
 
 
 def load_weights(
