@@ -25,18 +25,31 @@ Predict = Callable[[Tensor], Tensor]  # images -> (batch, classes), as `ExportMo
 
 
 def onnx(module: ExportModule) -> tuple[bytes, Predict]:
-    """An ONNX graph with the weights in it; ONNX Runtime predicts, on the CPU."""
+    """An ONNX graph with the weights in it; ONNX Runtime predicts, on the CPU.
+
+    Raises:
+        UserError: if torch can't write the network so.
+    """
     from onnx.checker import check_model
     from onnxruntime import InferenceSession
 
-    graph = torch.onnx.export(
-        module.program,
-        dynamo=True,
-        input_names=module.names[:1],
-        output_names=module.names[1:],
-        opset_version=OPSET,
-        verbose=False,
-    )
+    try:
+        graph = torch.onnx.export(
+            module.program,
+            dynamo=True,
+            input_names=module.names[:1],
+            output_names=module.names[1:],
+            opset_version=OPSET,
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:
+        reason = error
+        while reason.__cause__:
+            reason = reason.__cause__
+        raise UserError(
+            f"torch {torch.__version__} can't write this network as ONNX: {reason}; take --format "
+            "pt2 safetensors"
+        ) from error
     # torch names dynamic sizes by numbers of its own.
     sizes = zip(graph.model.graph.inputs[0].shape, ("batch", "height", "width"), strict=False)
     graph.rename_axes({str(size): name for size, name in sizes if not isinstance(size, int)})
