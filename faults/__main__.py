@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import measurements
 
-from . import PROJECT, ROOT, disks, kills, long, many, ranks, steps
+from . import PROJECT, ROOT, disks, kills, long, many, random_runs, ranks, steps
 from .children import small, train_whole
 from .suites import tests_of
 from .table import Result, Row, run_row
@@ -38,6 +38,13 @@ ROWS = [
         kills.with_tools,
         30,
         0,
+    ),
+    Row(
+        "runs with random options, networks and data, killed at a random step",
+        "refused in a line, or as an unbroken run once begun again",
+        random_runs.resumed,
+        100,
+        3,
     ),
     Row(
         "`kill -9` of a process that does nothing but save",
