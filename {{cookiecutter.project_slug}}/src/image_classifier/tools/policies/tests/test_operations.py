@@ -56,7 +56,10 @@ def test_the_functions_of_a_gpu_change_pixels_as_those_of_a_cpu(channels, bits, 
     magnitudes = torch.where(is_negative, -magnitudes, magnitudes)
     theirs = policies.apply_grouped(images.clone(), which, magnitudes)
     ours = policies.apply_at_once(images.clone(), which, magnitudes)
-    assert [n for n in numbers if not torch.equal(ours[which == n], theirs[which == n])] == []
+    difference = (ours.int() - theirs.int()).abs()
+    # Of 65,535 the last may be rounded otherwise, as on some processors it is.
+    allowed = 0 if bits == 8 else 1
+    assert [n for n in numbers if difference[which == n].max() > allowed] == []
 
 
 @pytest.mark.parametrize("number", range(14))
