@@ -19,6 +19,8 @@ from ..runtime.run_dir import best_checkpoint
 from ..tasks import TASKS
 from .reading import Best, first_reason, load_best
 
+MOST_IMAGES = 1024  # evaluated at once: of larger batches of training, each GPU had a share
+
 
 @dataclass(frozen=True)
 class LoadedModel(Best):
@@ -54,7 +56,9 @@ class LoadedModel(Best):
             UserError: if there are none, or not with labels and classes of the model.
         """
         how = {"task": self.config.model.task, "mean_std": (self.mean, self.std)}
-        images = EvalData(data or self.config.data, split, world, run, classes=self.classes, **how)
+        data = data or self.config.data
+        batch_size = min(MOST_IMAGES, max(1, data.batch_size // world.size))
+        images = EvalData(data, split, world, run, batch_size, classes=self.classes, **how)
         self.check_images(images.source, split)
         return images
 

@@ -29,7 +29,8 @@ def open_observer(setup: Setup) -> Observer:
     world = World(setup.world.device)
     train = setup.train_data.source
     how = {"task": train.task, "mean_std": (train.mean, train.std), "classes": train.classes}
-    images = EvalData(config.data, "test", world, config.run, **how)
+    batch_size = setup.val_data.batch_size  # for which there is memory
+    images = EvalData(config.data, "test", world, config.run, batch_size, **how)
     note = f"{len(images):,} test images, for the score at the end alone"
     told = ""
 

@@ -33,6 +33,15 @@ def test_it_repeats_the_result_of_a_run(trained_once, capsys):
     assert f"top-1 {best:.2%}" in capsys.readouterr().out
 
 
+def test_a_large_batch_of_training_is_evaluated_in_parts(trained_once, monkeypatch):
+    monkeypatch.setattr(loaded_model, "MOST_IMAGES", 7)
+    world = World(torch.device("cpu"))
+    loaded = loaded_model.load_model(str(trained_once), ComputeConfig(), world)
+    batches = [*loaded.open_images("val", world).batches()]
+    assert len(batches) > 1
+    assert max(len(batch.images) for batch in batches) == 7
+
+
 def test_it_has_the_averaged_weights_normalization_and_first_layer_of_the_run(config, monkeypatch):
     config = changed(config, optim__ema_decay=0.9, optim__warmup_epochs=0.0, epochs=0.25)
     if tool := find_tool("models", "cifar"):

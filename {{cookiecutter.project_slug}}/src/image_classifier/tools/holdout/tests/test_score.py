@@ -3,12 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import changed, logged, run_ranks, write_photo
 
 from image_classifier.cli import main
 from image_classifier.errors import UserError
+from image_classifier.tools.holdout import observer
 from image_classifier.train import train
 
 
@@ -26,6 +28,14 @@ def holding_out(config, flat):
     """A run that holds some of them out."""
     config = changed(config, data__name="folder", data__root=str(flat), data__batch_size=8)
     return changed(config, data__limit=0, data__test_fraction=0.3)
+
+
+def test_the_test_images_are_scored_in_the_batches_of_validation(holding_out, monkeypatch):
+    test = Mock(wraps=observer.EvalData)
+    monkeypatch.setattr(observer, "EvalData", test)
+    train(changed(holding_out, optim__accumulate=2))
+    *_, batch_size = test.call_args.args
+    assert batch_size == 4  # of 8: for more there may be no memory
 
 
 @pytest.mark.usefixtures("pages")
