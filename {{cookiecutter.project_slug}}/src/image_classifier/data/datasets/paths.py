@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import FaultError, UserError
 from ...runtime.files import read_plain
-from ..decode import decode_image, unreadable
+from ..decode import BadImageError, decode_image, unreadable
 
 STAT_THREADS = 4  # faster than one on network file systems
 STAT_TOGETHER = 4096  # files per task of a thread
@@ -69,13 +69,15 @@ class PathList:
         Raises:
             BadImageError: if the file is missing, damaged, of another format or other channels, or
                 too large.
-            UserError: if the library for such files is missing.
+            UserError: if the tool or the library for such files is missing.
             FaultError: if the system is out of memory or file descriptors.
         """
         try:
             return decode_image(self.read(index), channels, bits)
-        except (UserError, FaultError):
+        except (BadImageError, FaultError):
             raise
+        except UserError as error:
+            raise UserError(f"{os.fspath(self[index])!a}: {error}") from error
         except Exception as error:  # of any kind: it is damaged
             raise unreadable(self[index], error) from error
 

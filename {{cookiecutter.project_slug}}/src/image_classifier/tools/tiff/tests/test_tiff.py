@@ -122,7 +122,7 @@ def test_what_is_missing_is_named_and_no_image_is_skipped_for_it(tmp_path, monke
         with pytest.raises(UserError, match=re.escape(install_command("tifffile"))) as no_library:
             read_image(tmp_path / "x.tif", 5)
     monkeypatch.setattr(decode, "function", lambda *_: None)
-    with pytest.raises(UserError, match="needs a tool: pretuned add tiff") as no_tool:
+    with pytest.raises(UserError, match=r"x\.tif': .* needs a tool: pretuned add tiff") as no_tool:
         read_image(tmp_path / "x.tif", 5)
     assert not {no_library.type, no_tool.type} & {BadImageError}
 
