@@ -27,7 +27,7 @@ import project
 import rounds
 
 ABOUT = "data/datasets data/decode data/samples tools/tar tools/huggingface tools/label_table"
-ABOUT += " tools/prepare"
+ABOUT += " tools/dataset_formats tools/prepare"
 
 SIDE, BATCH = 32, 64  # of the run
 CLASSES = pictures.CLASSES

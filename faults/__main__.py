@@ -21,7 +21,8 @@ from .suites import tests_of
 from .table import Result, Row, run_row
 
 # What keeps the promises.
-ABOUT = "augment checkpoints data pace parallel runtime train"
+ABOUT = "augment checkpoints data evaluate models optim pace parallel precision runtime settle"
+ABOUT += " tracking train"
 ABOUT += " tools/diagnose tools/holdout tools/transforms"
 
 ROWS = [

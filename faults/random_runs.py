@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -25,10 +26,12 @@ from .many import write_photos
 from .table import LossError
 
 SHARE = 0.09  # of the options are changed
+ENDS = {EXIT_USAGE: "refused", EXIT_FAULT: "diverged"}
 # Values of options that are neither on nor off nor one of a list; some are refused.
 VALUES: dict[str, tuple[Any, ...]] = {
     "epochs": (1, 2, 3.5),
     "seed": (1, 2**40),
+    "precision": ("bf16",),
     "data.val_fraction": (0.1, 0.5),
     "data.fold": (1, 4),
     "data.cache": ("off",),
@@ -38,7 +41,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "data.batch_size": (1, 7, 16, 64, 200),
     "data.workers": (0, 1, 2),
     "data.prefetch_batches": (1, 3),
-    "data.groups": (r"([0-9])[0-9]*\.",),
     "data.test_fraction": (0.1, 0.3),
     "augment.min_scale": (0.01, 0.1, 1),
     "augment.cutout": (3, 12),
@@ -71,8 +73,12 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "run.min_precision": (0.9,),
     "run.trackers": (("tensorboard",),),
 }
-# What another machine would do, takes minutes, or needs a service.
-LEFT_OUT = ("compute.device", "compute.compile", "run.fresh", "run.finish_in_time", "profile")
+# Where a run is and what it reads, which others than the draws decide; what needs another machine,
+# minutes or the clock; networks of several runs.
+LEFT_OUT = """data.name data.root data.labels data.columns data.channels data.bits data.groups
+    model.name model.task model.members optim.loss optim.teacher optim.teacher_share
+    optim.teacher_temperature compute.device compute.compile config profile run.dir run.processes
+    run.fresh run.init_from run.max_minutes run.finish_in_time run.timeout_seconds"""
 OF_TORCHVISION = """resnet18 mobilenet_v3_small shufflenet_v2_x0_5 squeezenet1_1 mnasnet0_5
     regnet_y_400mf efficientnet_b0 googlenet densenet121 convnext_tiny swin_t"""
 OF_TIMM = """resnet10t repvgg_a0 coatnet_nano_rw_224 vit_tiny_patch16_224 levit_128s
@@ -87,61 +93,79 @@ NETWORKS += [f"timm/{name}" for name in OF_TIMM.split()]
 def resumed(scratch: Path, tries: int) -> str:
     """Begin runs, kill those that are not refused at a random step, and begin them again."""
     datasets = write_datasets(scratch)
-    began = sum(try_one(number, datasets, scratch / str(number)) for number in range(tries))
+    ends = Counter(try_one(number, datasets, scratch / str(number)) for number in range(tries))
+    expect(ends["saved"] > 0, f"none of the runs went on from a save: {dict(ends)}")
     return (
-        f"{tries - began} refused in a line; {began} killed at a random step and begun again, each "
+        f"{ends['refused']} refused in a line, {ends['diverged']} diverged and said so; the others "
+        f"were killed, {ends['saved']} went on from a save, {ends['unsaved']} from nothing: each "
         "ended as the unbroken one to the last bit"
     )
 
 
-def try_one(number: int, datasets: list[dict[str, Any]], folder: Path) -> bool:
-    """Begin run `number`, and if it is not refused, kill another; whether it was not refused."""
+def try_one(number: int, datasets: list[dict[str, Any]], folder: Path) -> str:
+    """Train with the options of run `number`: once unbroken and, if not refused, once killed.
+
+    Returns what it was: refused, diverged, or killed when it had `saved` or was `unsaved`.
+    """
     chance = random.Random(number)
-    words = ["shapes", *words_of(random_knobs(chance) | chance.choice(datasets))]
-    words += ["--run.processes", "1"]
-    if chance.random() < 0.4:  # from weights of its own network
-        start = [*words, *words_of({"epochs": 0.5, "optim.warmup_epochs": 0, "model.lora_rank": 0})]
-        if attempt(start, folder / "start") == 0:
-            words += ["--run.init-from", str(folder / "start")]
-    is_begun = attempt(words, folder / "unbroken") == 0
-    if is_begun:
-        kill_and_resume(words, folder, chance)
-    shutil.rmtree(folder)
-    return is_begun
-
-
-def kill_and_resume(words: list[str], folder: Path, chance: random.Random) -> None:
-    """Do what `folder/unbroken` did once more, killed at a random step by SIGKILL or SIGTERM."""
-    unbroken = folder / "unbroken"
-    steps = read_checkpoint(unbroken / "checkpoints" / "last.pt")["state"]["step"]
-    number = chance.choice((signal.SIGKILL, signal.SIGTERM))
-    step = chance.randint(1, max(1, steps))
-    attempt(words, folder / "killed", kill_at=(step, number))
-    code = attempt(words, folder / "killed")
-    expect(code == 0, f"not begun again after step {step}: {' '.join(words)}")
+    knobs = random_knobs(chance) | chance.choice(datasets)
+    words = ["shapes", *words_of(knobs), "--run.processes", "1"]
     try:
-        assert_same_end(folder / "killed", unbroken)
+        if chance.random() < 0.3 or "model.lora_rank" in knobs:  # from weights of its own network
+            first = {"epochs": 0.5, "optim.warmup_epochs": 0, "model.lora_rank": 0}
+            if attempt([*words, *words_of(first)], folder / "first") == 0:
+                words += ["--run.init-from", str(folder / "first")]
+        code = attempt(words, folder / "unbroken")
+        end = ENDS.get(code) or kill_and_resume(words, folder, chance)
     except LossError as loss:
-        raise LossError(f"{loss}, killed by {number.name} at step {step}: {words}") from loss
+        raise LossError(f"run {number}: {loss}: {' '.join(words)}") from loss
+    shutil.rmtree(folder)
+    return end
+
+
+def kill_and_resume(words: list[str], folder: Path, chance: random.Random) -> str:
+    """Train as in `folder/unbroken`, killed after a random step and begun again: it ends alike.
+
+    Returns whether it was `saved` or `unsaved` when it was killed.
+    """
+    unbroken = folder / "unbroken"
+    killed = folder / "killed"
+    steps = read_checkpoint(unbroken / "checkpoints" / "last.pt")["state"]["step"]
+    step = chance.randint(1, max(1, steps - 1))
+    by = chance.choice((signal.SIGKILL, signal.SIGTERM)) if step < steps else signal.SIGKILL
+    code = attempt(words, killed, kill_at=(step, by))
+    expected = -by if by == signal.SIGKILL else 128 + by
+    expect(code == expected, f"{by.name} after step {step} ended it with {code}")
+    is_saved = (killed / "checkpoints" / "last.pt").exists()
+    code = attempt(words, killed)
+    expect(code == 0, f"killed by {by.name} after step {step}, it did not go on: {code}")
+    assert_same_end(killed, unbroken)
+    return "saved" if is_saved else "unsaved"
 
 
 def attempt(words: list[str], folder: Path, kill_at: tuple[int, int] | None = None) -> int:
     """Train in a child: its exit code.
 
     Raises:
-        LossError: if it ends with more than a line, or in a way that no refusal does.
+        LossError: if it ends with a traceback, or in another way that no run of `ENDS` does.
     """
     folder.parent.mkdir(exist_ok=True)
     said = folder.parent / "said"
     code = wait(fork(train, [*words, "--run.dir", str(folder)], said, kill_at))
-    is_usual = kill_at is not None or code in (0, EXIT_FAULT, EXIT_USAGE)
-    if "Traceback" in (text := said.read_text()) or not is_usual:
-        raise LossError(f"exit code {code}: {' '.join(words)}: {text[-1500:]}")
+    text = said.read_text()
+    expect("Traceback" not in text, f"exit code {code}, {text[-1500:]}")
+    if kill_at is None and code:
+        expect(code in ENDS, f"exit code {code}, {text}")
+        why = "error: " if code == EXIT_USAGE else "the loss is not finite"
+        expect(text.startswith(why) and text.count("\n") == 1, f"not in a line: {text}")
     return code
 
 
 def train(words: list[str], said: Path, kill_at: tuple[int, int] | None) -> None:
-    """Train as the command line says, and exit; a signal comes with step `kill_at[0]`."""
+    """Train as the command line says; a signal `kill_at[1]` comes after step `kill_at[0]`.
+
+    It exits by itself, as `fork` would make an exit code of 0 or 1 of all others.
+    """
     with said.open("w") as file:
         os.dup2(file.fileno(), 2)
     if kill_at is not None:
@@ -151,13 +175,13 @@ def train(words: list[str], said: Path, kill_at: tuple[int, int] | None) -> None
     os._exit(code)
 
 
-def killing(own: Callable[..., None], last: int, number: int) -> Callable[..., None]:
-    """`own`, which takes note of a step, and after the step `last` a signal to the whole run."""
+def killing(own: Callable[..., None], last: int, by: int) -> Callable[..., None]:
+    """`RunLogger.step` that, after the step `last`, sends the signal `by` to the whole run."""
 
     def noting(logger: RunLogger, step: int, *of_step: Any) -> None:  # noqa: ANN401
         own(logger, step, *of_step)
         if step == last:
-            kill_group(os.getpid(), number)
+            kill_group(os.getpid(), by)
 
     return noting
 
@@ -167,12 +191,14 @@ def random_knobs(chance: random.Random) -> dict[str, Any]:
     knobs: dict[str, Any] = {
         "epochs": 2,
         "data.image_size": 32,
+        "precision": "fp32",  # auto measures, and may choose another when it begins again
         "data.limit": 160,
         "data.batch_size": 12,
         "optim.lr": 0.01,
         "optim.warmup_epochs": 0,
         "model.name": chance.choice(NETWORKS),
         "model.width": 8,
+        "run.evaluate_every_epochs": 0.3,
         "run.trackers": (),
     }
     for knob, values in known_values():
@@ -182,14 +208,18 @@ def random_knobs(chance: random.Random) -> dict[str, Any]:
 
 
 def known_values(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Options with the values that they may get: those of `VALUES`, of a list, or on and off."""
+    """Options with the values to try: those of `VALUES`, the others of a list, on or off.
+
+    Raises:
+        LossError: if an option has none, and is not left out.
+    """
     hints = typing.get_type_hints(kind)
     for knob in fields(kind):
         name = f"{prefix}{knob.name}"
         hint = hints[knob.name]
         if is_dataclass(hint):
             yield from known_values(hint, f"{name}.")
-        elif name in LEFT_OUT:
+        elif name in LEFT_OUT.split():
             continue
         elif name in VALUES:
             yield name, VALUES[name]
@@ -197,6 +227,8 @@ def known_values(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, t
             yield name, (not knob.default,)
         elif typing.get_origin(hint) is Literal:
             yield name, tuple(one for one in typing.get_args(hint) if one != knob.default)
+        else:
+            raise LossError(f"{name} is neither in VALUES nor in LEFT_OUT")
 
 
 def write_datasets(scratch: Path) -> list[dict[str, Any]]:
@@ -214,13 +246,16 @@ def write_datasets(scratch: Path) -> list[dict[str, Any]]:
     table.write_text("path,label\n" + "".join(rows))
     folder = {"data.name": "folder", "data.root": str(photos)}
     several = {"data.labels": str(table), "model.task": "multi-label"}
+    groups = {"data.groups": r"([0-9])[0-9]*\."}
     five = {"data.root": str(arrays), "data.channels": 5}
     return [
-        {"data.root": str(scratch / "shapes")},  # beside which features are kept
+        {"data.root": str(scratch / "shapes")},  # drawn, not read: features are kept beside it
         folder,
+        folder | groups | {"data.test_fraction": 0.2},
         folder | {"data.channels": 1},
         folder | {"data.bits": 16, "data.channels": 1},
         folder | several,
+        folder | several | {"optim.loss": "asymmetric"},
         folder | five,
         folder | five | {"data.bits": 16},
     ]

@@ -3,13 +3,18 @@
 import json
 import re
 from contextlib import redirect_stdout
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
+import torch
 from conftest import PROJECT, SMOKE, python
 from image_classifier.cli import main
+from image_classifier.errors import UserError
+from image_classifier.tools.export import formats
 from PIL import Image
+from torch import nn
 
 README = PROJECT / "src/image_classifier/tools/export/README.md"
 
@@ -93,3 +98,14 @@ def test_an_ensemble_of_two_runs_is_one_onnx_file(exported, capsys):
         (exported / name).stat().st_size for name in ("model.onnx", "both/export/model.onnx")
     )
     assert both > 1.5 * one
+
+
+def test_a_network_that_torch_cannot_write_as_onnx_is_refused_with_the_reason():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return torch.linalg.matrix_exp(x)
+
+    program = torch.export.export(Odd(), (torch.ones(2, 3, 3),))
+    module = SimpleNamespace(program=program, names=("images", "logits"), about={})
+    with pytest.raises(UserError, match=r"as ONNX: \S.*; take --format pt2 safetensors"):
+        formats.onnx(module)

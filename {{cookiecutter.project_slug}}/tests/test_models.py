@@ -74,6 +74,13 @@ def test_a_network_that_fails_on_images_of_that_size_is_refused():
         adapted(network, ModelConfig(name="resnet18"), 32, 3)
 
 
+def test_a_network_that_fails_without_a_word_is_refused_with_the_kind_of_error():
+    network = nn.Conv2d(3, 4, 1)
+    network.register_forward_hook(lambda *_: next(iter(())))
+    with pytest.raises(UserError, match="StopIteration"):
+        adapted(network, ModelConfig(name="resnet18"), 32, 3)
+
+
 def test_a_network_that_needs_a_version_of_its_weights_takes_those_of_a_file():
     network = build_model(ModelConfig(name="mnasnet0_5"), 3, 32)
     weights = {name: torch.zeros_like(weight) for name, weight in network.state_dict().items()}

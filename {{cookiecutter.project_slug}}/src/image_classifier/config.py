@@ -96,7 +96,7 @@ class ModelConfig:
 
     name: str = "resnet9"  # resnet9, resnet9_gn (GroupNorm), a tool's, torchvision's such as
     # resnet50, or LIBRARY/NAME of another library. For images of up to 64 pixels, the first layers
-    # of their networks keep full resolution if the others can take it
+    # of their networks keep full resolution if the rest of the network can take it
     width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, some tools' networks)
     dropout: float = within(0.0, 0, 0.99)  # before the last layer, beside a network's own
     drop_path: float = within(0.0, 0, 0.9)  # stochastic depth: share of images that skip the last

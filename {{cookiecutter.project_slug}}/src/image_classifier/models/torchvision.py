@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..errors import OF_TOOLS, UserError, did_you_mean
+from ..runtime.console import first_line
 
 SMALL_IMAGE = 64  # pixels, up to which the first layers keep full resolution
 AUXILIARY = ("googlenet", "inception_v3")  # would return more than logits in training
@@ -57,7 +58,7 @@ def torchvision(
 def adapted(network: nn.Module, model: ModelConfig, image_size: int, channels: int) -> nn.Module:
     """A network for photographs, fitted to small images; it is tried on one of that size.
 
-    Where its parts must shrink alike (RepVGG, CoAtNet), it stays as it is.
+    Where it can't take full resolution (RepVGG, CoAtNet, LeViT), its first layers stay.
 
     Raises:
         UserError: if it can't take such images.
@@ -65,15 +66,15 @@ def adapted(network: nn.Module, model: ModelConfig, image_size: int, channels: i
     if image_size <= SMALL_IMAGE:
         fine = deepcopy(network)
         keep_resolution(fine)
-        if misfit(fine, image_size, channels) is None:
-            network = fine
-    if (error := misfit(network, image_size, channels)) is not None:
+        if size_error(fine, image_size, channels) is None:
+            return fine.train()
+    if (error := size_error(network, image_size, channels)) is not None:
         raise UserError(size_misfit(model, image_size, error)) from error
     return network.train()
 
 
-def misfit(network: nn.Module, image_size: int, channels: int) -> Exception | None:
-    """What a network, which is in evaluation mode then, raises for an image of that size."""
+def size_error(network: nn.Module, image_size: int, channels: int) -> Exception | None:
+    """The exception that a network raises for an image of that size; evaluation mode stays on."""
     try:
         with torch.inference_mode():
             network.eval()(torch.zeros(1, channels, image_size, image_size))
@@ -97,8 +98,8 @@ def load_weights(
 
 def size_misfit(model: ModelConfig, image_size: int, error: Exception) -> str:
     """What to say when a network can't take images of that size."""
-    reason = str(error).splitlines()[0]
-    return f"{model.name} can't take images of --data.image-size {image_size}: {reason}"
+    where = f"--data.image-size {image_size}"
+    return f"{model.name} can't take images of {where}: {first_line(error)}"
 
 
 def change_stochastic_depth(network: nn.Module, model: ModelConfig) -> None:

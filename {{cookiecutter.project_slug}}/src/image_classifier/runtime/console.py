@@ -101,6 +101,11 @@ def some(names: tuple[str, ...], most: int = 3) -> str:
     return f"{len(names)}: {', '.join(names[:most])}{', ...' * (len(names) > most)}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says, printable, or its kind if it says nothing."""
+    return printable((str(error).strip() or type(error).__name__).splitlines()[0])
+
+
 def printable(text: str) -> str:
     r"""`text` in one line, with control characters as Python writes them: `\x1b`."""
     return "".join(

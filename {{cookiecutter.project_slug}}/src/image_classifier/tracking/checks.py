@@ -10,7 +10,7 @@ from ..errors import UserError
 from ..evaluate import metric_names
 from ..extensions import flag, functions, option
 from ..metrics import find_metric
-from ..runtime.console import some
+from ..runtime.console import first_line, some
 from .observers import Setup
 from .trackers import chosen_trackers
 
@@ -51,7 +51,7 @@ def check_logits(config: Config, model: nn.Module, num_classes: int) -> None:
         except Exception as error:  # of a library, as in `adapted`
             raise UserError(
                 f"--model.name {name} can't take images of {size} pixels, see --{sizes[size]}: "
-                f"{str(error).splitlines()[0]}"
+                f"{first_line(error)}"
             ) from error
         if shape != (num_classes,):
             raise UserError(

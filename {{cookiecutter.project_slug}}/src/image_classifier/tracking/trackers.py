@@ -18,7 +18,7 @@ from ..errors import OF_TOOLS, UserError, choose
 from ..extensions import find_tools, flag
 from ..metrics import Predictions
 from ..runtime.config_dict import flatten
-from ..runtime.console import printable
+from ..runtime.console import first_line, printable
 from ..runtime.platform import install_command
 
 Metrics = dict[str, float]
@@ -68,7 +68,7 @@ class Trackers:
             yield
         except Exception as error:  # of other people's code, a disk, a network: anything
             self.open.pop(name, None)
-            reason = printable((str(error) or type(error).__name__).splitlines()[0])
+            reason = first_line(error)
             self.say(f"{name} failed, training continues: {reason}; metrics.jsonl has all metrics")
 
 

@@ -1,4 +1,4 @@
-"""Labels that are names or numbers, as those that a `Source` has, and the names of its classes."""
+"""Turns labels that are names or numbers into those of a `Source`, and names its classes."""
 
 from collections.abc import Sequence
 

@@ -31,7 +31,8 @@ def export(options: ExportOptions) -> None:
     """Write the best weights of `options.run` in each format of `options.format`.
 
     Raises:
-        UserError: if there is no such run, its images cannot be read, or a library is missing.
+        UserError: if there is no such run, its images cannot be read, a library is missing, or
+            torch cannot write the network so.
         FaultError: if a file cannot be written, or predicts otherwise than the model, by more than
             the rounding of resized pixels explains.
     """

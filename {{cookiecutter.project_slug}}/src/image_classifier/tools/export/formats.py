@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ...runtime.console import first_line
 from ...runtime.files import tensor_file
 from ...runtime.platform import install_command
 from .export_graph import ExportModule
@@ -28,7 +29,7 @@ def onnx(module: ExportModule) -> tuple[bytes, Predict]:
     """An ONNX graph with the weights in it; ONNX Runtime predicts, on the CPU.
 
     Raises:
-        UserError: if torch can't write the network so.
+        UserError: if torch can't write the network as ONNX.
     """
     from onnx.checker import check_model
     from onnxruntime import InferenceSession
@@ -47,8 +48,8 @@ def onnx(module: ExportModule) -> tuple[bytes, Predict]:
         while reason.__cause__:
             reason = reason.__cause__
         raise UserError(
-            f"torch {torch.__version__} can't write this network as ONNX: {reason}; take --format "
-            "pt2 safetensors"
+            f"torch {torch.__version__} can't write this network as ONNX: {first_line(reason)}; "
+            "take --format pt2 safetensors"
         ) from error
     # torch names dynamic sizes by numbers of its own.
     sizes = zip(graph.model.graph.inputs[0].shape, ("batch", "height", "width"), strict=False)

@@ -22,8 +22,8 @@ from ...errors import FaultError, UserError
 from ...runtime.console import printable
 from ...runtime.files import read_object, read_plain
 from ...runtime.platform import install_command
-from ..formats.labels import numbered
-from ..formats.parts import choose_part
+from ..dataset_formats.labels import numbered
+from ..dataset_formats.parts import choose_part
 
 TAIL = 1024  # bytes at the end of an image, which tell it from others
 

@@ -27,7 +27,7 @@ from ray.train.v2.api.callback import UserCallback
 
 from ...config import Config
 from ...errors import EXIT_FAULT, EXIT_OUT_OF_MEMORY, EXIT_PEER_LOST, FaultError, UserError
-from ...runtime.console import printable
+from ...runtime.console import first_line, printable
 from ...runtime.distributed import World
 from ...runtime.launch import attempt
 from ...runtime.machine import num_cores
@@ -70,11 +70,6 @@ class Losses(UserCallback):
         """After workers raised or died."""
         for rank, error in worker_exceptions.items():
             print(f"the worker of rank {rank} was lost: {first_line(error)}", flush=True)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what an error says."""
-    return printable(next(iter(str(error).strip().splitlines()), repr(error)))
 
 
 def meeting_place() -> dict[str, str]:
@@ -173,7 +168,7 @@ def start(address: str, cores: int) -> None:
     try:
         ray.init(address, **options)
     except ConnectionError as error:
-        raise UserError(f"--address {address}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"--address {address}: {first_line(error)}") from error
 
 
 def train_in_worker(job: dict[str, Any]) -> int | str:

@@ -13,8 +13,8 @@ from ...config import DataConfig
 from ...data import Source, divide
 from ...errors import UserError
 from ...runtime.console import printable
-from ..formats.labels import numbered
-from ..formats.parts import choose_part
+from ..dataset_formats.labels import numbered
+from ..dataset_formats.parts import choose_part
 from .index import open_index
 from .members import Members
 from .storage import Storage

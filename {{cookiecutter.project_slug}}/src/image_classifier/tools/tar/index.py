@@ -25,7 +25,7 @@ from ...data import cache_folder, has_suffix, is_junk
 from ...errors import UserError
 from ...runtime.console import say
 from ...runtime.files import write_whole
-from ..formats.labels import Label
+from ..dataset_formats.labels import Label
 from .storage import Storage
 
 VERSION = 2

@@ -13,7 +13,7 @@ from ...config import DataConfig
 from ...data import Source, channel_axis, fitted, image_pixels, unreadable
 from ...errors import UserError
 from ...runtime.console import printable
-from ..formats.labels import numbers_as_names
+from ..dataset_formats.labels import numbers_as_names
 
 
 def to_source(found: Any, data: DataConfig) -> Any:  # noqa: ANN401 - whatever a function returns

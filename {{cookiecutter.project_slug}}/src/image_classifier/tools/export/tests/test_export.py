@@ -11,12 +11,11 @@ import pytest
 import torch
 from conftest import changed, untrained_run
 from safetensors import safe_open
-from torch import nn
 
 from image_classifier.checkpoints import loaded
 from image_classifier.cli import main
 from image_classifier.data.crops import fit_square, mean_color
-from image_classifier.errors import FaultError, UserError
+from image_classifier.errors import FaultError
 from image_classifier.runtime.platform import install_command
 from image_classifier.tools.export import export as exporting
 from image_classifier.tools.export import export_graph, formats
@@ -181,17 +180,6 @@ def test_a_graph_that_resizes_otherwise_is_refused_and_named(run, monkeypatch, c
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert ".jpg'" in said
-
-
-def test_a_network_that_torch_cannot_convert_is_refused_with_the_reason():
-    class Windows(nn.Module):
-        def forward(self, x):
-            return nn.functional.scaled_dot_product_attention(x, x, x)
-
-    program = torch.export.export(Windows(), (torch.ones(1, 2, 2, 3, 4),))  # Hiera's, of 5 axes
-    module = SimpleNamespace(program=program, names=("images", "logits"), about={})
-    with pytest.raises(UserError, match="as ONNX: only 4D query"):
-        formats.onnx(module)
 
 
 def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, monkeypatch, refusal):
