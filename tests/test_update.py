@@ -209,6 +209,27 @@ def test_an_owner_may_go_on_without_an_update_that_was_killed(project, newer, mo
     assert b"mine\n" in (project / "LICENSE").read_bytes()
 
 
+def test_what_a_killed_update_has_written_may_be_committed_and_the_next_brings_the_rest(
+    project, newer, monkeypatch
+):
+    own = update.Repository.git
+    writes = []
+
+    def until_the_manifest(repository, *words, **more):
+        writes.append("-u" in words)
+        return killed() if sum(writes) == 2 else own(repository, *words, **more)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        patch.setattr(update.Repository, "git", until_the_manifest)
+        update.update(project, newer, "")
+    git(project, "checkout", "LICENSE")
+    (project / "run.sh").unlink()
+    commit(project)
+    update.update(project, newer, "")
+    assert (project / "run.sh").read_bytes() == b"true\n"
+    assert (project / "LICENSE").read_bytes().endswith(b"theirs\n")
+
+
 def killed():
     """A kill."""
     raise KeyboardInterrupt

@@ -82,7 +82,7 @@ def _maintain(verb: str, *words: str) -> int:
 def _run_checks(project: Path) -> int:
     """Run the project's own checks, and return the exit code: 1 if one fails, or they can't run."""
     try:
-        return int(subprocess.run(["make", "check"], cwd=project, check=False).returncode > 0)
+        return int(subprocess.run(["make", "check"], cwd=project, check=False).returncode != 0)
     except (OSError, KeyboardInterrupt) as error:
         why = f": {_line(error)}" if isinstance(error, OSError) else ""
         print(f"\nERROR: the update is there, and not checked{why}: make check", file=sys.stderr)

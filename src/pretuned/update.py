@@ -264,11 +264,19 @@ class Repository:
         """Write what differs between the trees `start`, which is there, and that of `commit`.
 
         git refuses to touch a file that is otherwise than in `start`, and leaves all others alone.
+        The manifest comes last: if this is killed, and its owner commits what is there, the next
+        update brings the rest.
         """
+        manifest = f"{self.prefix}{MANIFEST}"
+        files = self.files(commit)
+        files.pop(manifest, None)
+        before = self.files(start)
+        others = self.tree(files | {path: before[path] for path in before if path == manifest})
         self.forget_index()
         self.git("read-tree", start)
         self.git("update-index", "-q", "--really-refresh", can_conflict=True)
-        self.git("read-tree", "-m", "-u", start, commit)
+        self.git("read-tree", "-m", "-u", start, others)
+        self.git("read-tree", "-m", "-u", others, commit)
         self.forget_index()
 
     def commit(self, tree: str, *parents: str, message: str = "pretuned") -> str:
@@ -575,8 +583,9 @@ def carry_out(
     repository.git("update-ref", repository.made, new)
     repository.git("update-ref", "-d", repository.pending)
     if done != request:
+        settle = "" if verdict == "clean" else "settle its conflicts (git diff --check), "
         raise RefusedError(
-            "another command was killed, and is finished only now: commit its changes, then run "
-            "this one again"
+            f"another command was killed, and is finished only now: {settle}commit its changes, "
+            "then run this one again"
         )
     return "\n".join(lines).strip(), verdict == "clean"
