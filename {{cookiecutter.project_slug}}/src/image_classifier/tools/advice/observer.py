@@ -49,7 +49,8 @@ def open_observer(setup: Setup) -> Observer:
             has_late_part = result.step > LATE * result.total_steps  # a time limit may end it
             if has_late_part and before and before.are_of(*images):
                 is_later = before.step < result.best_step
-                facts.append(late_gain(before.predicted, found, is_later))
+                since = before.step / result.total_steps
+                facts.append(late_gain(before.predicted, found, since, is_later))
         if told := "; ".join(filter(None, facts)):
             say(told)
         return ""
@@ -95,19 +96,22 @@ def gain_over(probe: Tensor, best: Predictions) -> str:
     return f"{told}{certainty(low, high)}"
 
 
-def late_gain(late: Tensor, best: Predictions, is_later: bool) -> str:
-    """What the run gained since `late` predictions, and whether a longer one may gain."""
+def late_gain(late: Tensor, best: Predictions, since: float, is_later: bool) -> str:
+    """What the run gained over `late` predictions, and whether a longer one may gain.
+
+    These were made after a share `since` of the steps.
+    """
     if not is_later:
-        return f"nothing gained since {LATE:.0%} of the steps: a longer run would hardly gain"
+        return f"nothing gained since {since:.0%} of the steps: a longer run would hardly gain"
     low, high = interval(late, best)
     more = "may gain more" if low > 0 else "would hardly gain"
-    told = f"since {LATE:.0%} of the steps {50 * (low + high):+.1f} points{certainty(low, high)}"
+    told = f"since {since:.0%} of the steps {50 * (low + high):+.1f} points{certainty(low, high)}"
     return f"{told}: a longer run {more}"
 
 
 def interval(earlier: Tensor, best: Predictions) -> tuple[float, float]:
     """Bounds, with 95 % confidence, of the share of images that the best weights have gained."""
-    from ..runs.statistics import by_images
+    from ..statistics.statistics import by_images
 
     (counted, before), (_, after) = (
         counted_and_correct(found, best.source.labels) for found in (earlier, best.predicted)

@@ -14,7 +14,7 @@ from ...runtime.console import say
 from ...runtime.files import write_json
 from ..runs.many_runs import as_json, check_run, mean_text, print_table, train_all
 from ..runs.recipe import Recipe
-from ..runs.statistics import mean_of
+from ..statistics.statistics import mean_of
 
 
 def cross_validate(recipe: Recipe, count: int) -> None:
@@ -33,7 +33,7 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     folds = open_folds(recipe.config.data, count, recipe.config.model.task)
     runs = train_all(recipe, each)
     for run, fold in zip(runs, folds, strict=True):
-        check_run(run, recipe.config, fold.fingerprint(), fold.file_digests())
+        check_run(run, recipe.config, (fold.fingerprint(), fold.file_digests()))
     predicted = torch.cat([run.predictions.predicted for run in runs]).long()
     target = torch.cat([run.predictions.target for run in runs]).long()
     classes = runs[0].predictions.classes

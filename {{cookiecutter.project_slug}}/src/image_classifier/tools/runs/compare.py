@@ -10,8 +10,8 @@ from pathlib import Path
 from ...errors import UserError
 from ...metrics import better, counted_and_correct, metric_title, scale
 from ...runtime.console import printable
+from ..statistics.statistics import CONFIDENCE, Mean, by_images, mcnemar, mean_of
 from .saved_runs import SCORES, Cell, Run, columns, grain_of, read_run
-from .statistics import CONFIDENCE, Mean, by_images, mcnemar, mean_of
 
 Group = dict[int, Run]  # runs of one recipe, by seed, in rising order
 Names = tuple[str, str]  # of two groups
@@ -104,6 +104,8 @@ def compare_groups(names: Names, first: Group, second: Group) -> list[str]:
     changed = [name for name in was | now if was.get(name) != now.get(name)]
     changes = [f"{name} {was.get(name)!r} -> {now.get(name)!r}" for name in changed]
     found = compare_recipes(names, pairs) if len(pairs) > 1 else compare_models(names, *pairs[0])
+    if early := [str(run.folder) for pair in pairs for run in pair if run.state != "done"]:
+        found.append(f"not at their end, so their scores may change: {', '.join(early)}")
     return [f"{b} against {a}: {', '.join(changes) or 'the same config'}", *found]
 
 

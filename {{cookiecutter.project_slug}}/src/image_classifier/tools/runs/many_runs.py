@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from ...config import FREE_TO_CHANGE, Config
-from ...data import open_dataset
+from ...checkpoints import read_newest
+from ...config import FREE_TO_CHANGE, Config, RunConfig
+from ...data import are_replaced, open_dataset
 from ...errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
-from ...extensions import of_tools
+from ...extensions import flag, of_tools
 from ...metrics import find_metric, metric_number, metric_title, scale
 from ...runtime.config_dict import flatten
 from ...runtime.console import say
@@ -27,11 +28,16 @@ from ...runtime.machine import num_threads
 from ...runtime.run_dir import open_run
 from ...runtime.signals import TIME_LIMIT, Signals, StoppedError
 from ...tasks import metric_of
+from ..statistics.statistics import CONFIDENCE, Mean, mean_of
 from .child_runs import POLL_SECONDS, end_run, last_line, start_run, wait_until_free
 from .recipe import Recipe
-from .saved_runs import FIXED_KNOB, SCORES, Run, columns, grain_of, read_run
-from .statistics import CONFIDENCE, Mean, mean_of
+from .saved_runs import FIXED_KNOBS, SCORES, Run, columns, grain_of, read_run
 
+# Options of a run that do not act on what it finds.
+WITHOUT_EFFECT = ("run.dir", "run.processes", "run.fresh", "run.log_every_steps", "run.trackers")
+WITHOUT_EFFECT += ("run.max_minutes", "run.timeout_seconds")
+
+Images = tuple[str, dict[str, str]]  # a fingerprint, and digests of files
 Knobs = dict[str, Any]  # options by their dotted names
 Place = dict[str, str]  # the environment variables that give a run its GPUs and its cores
 
@@ -45,8 +51,10 @@ def repeat(recipe: Recipe, count: int) -> None:
     """
     seeds = range(recipe.config.seed, recipe.config.seed + count)
     runs = train_all(recipe, {f"seed-{seed}": {"seed": seed} for seed in seeds})
-    val = open_dataset(recipe.config.data, "val").fitted(recipe.config.model.task, "val")
-    images = val.fingerprint(), val.file_digests()
+    images = []
+    for split in ("val", "train"):
+        source = open_dataset(recipe.config.data, split).fitted(recipe.config.model.task, split)
+        images.append((source.fingerprint(), source.file_digests()))
     for run in (run for run in runs if run.predictions):  # a full disk keeps none
         check_run(run, recipe.config, *images)
     metric = runs[0].metric
@@ -63,13 +71,21 @@ def repeat(recipe: Recipe, count: int) -> None:
     print("\n".join(lines))
 
 
-def check_run(run: Run, config: Config, images: str, files: dict[str, str]) -> None:
-    """Raise `UserError` if a run, perhaps done before, had other weights or validation images."""
-    is_same = run.need_predictions().are_of(images, files)
-    if not is_same or run.knobs.get(FIXED_KNOB, "") != config.run.init_from:
+def check_run(run: Run, config: Config, val: Images, train: Images | None = None) -> None:
+    """Raise `UserError` if a run, perhaps done before, began otherwise or had other images."""
+    wanted = flatten(config)
+    saved = read_newest(RunConfig(dir=str(run.folder)), World(torch.device("cpu")))
+    is_same = run.need_predictions().are_of(*val)
+    is_same &= all(run.knobs.get(knob) == wanted.get(knob) for knob in FIXED_KNOBS)
+    if train and saved:
+        images, files = train
+        is_same &= saved["fingerprint"].partition(" ")[0] == images.partition(" ")[0]
+        is_same &= not are_replaced(saved["files"], files)
+    if not is_same:
+        flags = " or ".join(f"--{flag(knob)}" for knob in FIXED_KNOBS if knob in wanted)
         raise UserError(
-            f"the validation images or --run.init-from have changed since {str(run.folder)!a} was "
-            "trained: start over with --run.fresh, or take another --run.dir"
+            f"{str(run.folder)!a} was trained on other images or with another {flags}: start over "
+            "with --run.fresh, or take another --run.dir"
         )
 
 
@@ -156,7 +172,9 @@ def is_done(recipe: Recipe, name: str, each: dict[str, Knobs]) -> bool:
         was = of_tools() | read_object(recipe.folder / name / "config.json")
     except OSError:  # it has not begun
         return False
-    free = [*FREE_TO_CHANGE]
+    free = [knob for knob in FREE_TO_CHANGE if knob != "run."]
+    # `check_run` refuses others of FIXED_KNOBS; `config.json` has what `best_by` became.
+    free += [*WITHOUT_EFFECT, *FIXED_KNOBS, "run.best_by"]
     if recipe.config.precision == "auto":  # `config.json` has what it chose
         free.append("precision")
     wanted = flatten(recipe.config) | each[name]

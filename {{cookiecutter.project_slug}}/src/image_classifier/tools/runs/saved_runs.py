@@ -19,9 +19,9 @@ from ...runtime.console import clock
 from ...runtime.files import about_tensors, read_object, read_rows
 from ...tasks import metric_of
 
-# Knobs in which the runs of a recipe may differ, and the exception.
+# Knobs in which the runs of a recipe may differ, and the exceptions.
 FREE_KNOBS = ("seed", "run.")
-FIXED_KNOB = "run.init_from"
+FIXED_KNOBS = ("run.init_from", "run.init_head")
 SCORES = {"best.pt": "score", "the last weights": "last_score"}  # of weights, in a `Run`
 
 Cell = tuple[str, str]  # of a table: the head of its column, and what it holds
@@ -96,7 +96,7 @@ def read_run(folder: Path) -> Run:
     """
     try:
         config = of_tools() | read_object(folder / "config.json")
-        knobs = {k: config[k] for k in config if k == FIXED_KNOB or not k.startswith(FREE_KNOBS)}
+        knobs = {k: config[k] for k in config if k in FIXED_KNOBS or not k.startswith(FREE_KNOBS)}
         rows = read_rows(folder / "metrics.jsonl")
         metric = metric_of(config)
         scored = evaluations(rows, metric)

@@ -47,8 +47,8 @@ def test_a_gain_of_fine_tuning_is_told_from_chance(num_gained, said):
     labels = [0] * 100
     probe = predicted(labels, [1] * num_gained + [0] * (100 - num_gained))
     assert re.search(said, gain_over(probe.predicted, predicted(labels, labels)))
-    told = late_gain(probe.predicted, predicted(labels, labels), is_later=True)
-    assert told.startswith("since 75% of the steps +")
+    told = late_gain(probe.predicted, predicted(labels, labels), since=0.6, is_later=True)
+    assert told.startswith("since 60% of the steps +")
     assert told.endswith("may gain more" if num_gained == 30 else "would hardly gain")
 
 

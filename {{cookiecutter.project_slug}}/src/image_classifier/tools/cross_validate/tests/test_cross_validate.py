@@ -20,7 +20,7 @@ from image_classifier.tools.cross_validate import cross_validate
 
 TOOLS = "image_classifier.tools"
 many_runs = pytest.importorskip(f"{TOOLS}.runs.many_runs")
-statistics = pytest.importorskip(f"{TOOLS}.runs.statistics")
+statistics = pytest.importorskip(f"{TOOLS}.statistics.statistics")
 TINY = f"{SMOKE} --data.name folder --data.batch-size 4 --data.limit 0".split()
 
 
@@ -57,7 +57,7 @@ def test_each_image_is_validated_once(validate, photos, tmp_path, refusal, capsy
     (tmp_path / "photos.cache").mkdir()
     (tmp_path / "photos.cache" / "quarantine.txt").write_text("ant/0.jpg\tblurred\n")
     validate += ["--data.cache", str(tmp_path / "photos.cache")]
-    assert "the validation images or --run.init-from have changed since" in refusal(*validate)
+    assert "was trained on other images" in refusal(*validate)
 
 
 def test_what_cannot_be_divided_is_refused(validate, photos, monkeypatch, refusal):

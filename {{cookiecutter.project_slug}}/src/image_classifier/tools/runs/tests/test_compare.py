@@ -16,10 +16,10 @@ from image_classifier.config import Config
 from image_classifier.data import PathList, Source
 from image_classifier.metrics.predictions import Predictions
 from image_classifier.runtime.config_dict import flatten
-from image_classifier.tools.runs import statistics
 from image_classifier.tools.runs.saved_runs import (
     read_predictions,
 )
+from image_classifier.tools.statistics import statistics
 
 COUNT = 1000  # validation images
 
@@ -134,6 +134,7 @@ def test_of_one_seed_two_models_are_compared_and_no_recipes(tmp_path, capsys):
     assert f"B is better by 2.00 points {basis}: significant" in text
     assert "only A is right on 0 images, only B on 20" in text
     assert text.count("this compares two models, not two recipes") == 2
+    assert text.count("not at their end, so their scores may change") == 1
     assert (
         "no significant difference: C is ahead by 0.20 points (95% interval: -0.14 .. 0.54, "
         in text

@@ -21,9 +21,11 @@ from image_classifier.config import Config
 from image_classifier.data import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.errors import EXIT_RESTART
-from image_classifier.tools.runs import many_runs, statistics
+from image_classifier.runtime.config_dict import flatten
+from image_classifier.tools.runs import many_runs
 from image_classifier.tools.runs.child_runs import wait_until_free
 from image_classifier.tools.runs.recipe import Recipe
+from image_classifier.tools.statistics import statistics
 
 TINY = "smoke --epochs 2 --optim.warmup-epochs 1 --data.limit 64 --data.batch-size 16"  # `tiny`
 
@@ -150,14 +152,35 @@ def test_runs_of_other_images_or_weights_are_not_taken_for_these(
     words = ["repeat", 2, *TINY.split(), "--run.trackers", "--run.dir", tmp_path]
     best = trained_once / "checkpoints" / "best.pt"
     said = refusal(*words, "--run.init-from", best)
-    assert f"--run.init-from have changed since '{tmp_path}/seed-0' was trained: start" in said
+    why = "was trained on other images or with another --run.init-from"
+    assert f"'{tmp_path}/seed-0' {why}" in said
 
     def others(*split):
         found = shapes(*split)
         return replace(found, labels=found.labels.flip(0))
 
-    monkeypatch.setitem(DATASETS, "shapes", others)
-    assert "the validation images or --run.init-from have changed since" in refusal(*words)
+    def other_training(data, split):
+        return others(data, split) if split == "train" else shapes(data, split)
+
+    for now in (others, other_training):
+        monkeypatch.setitem(DATASETS, "shapes", now)
+        assert "was trained on other images" in refusal(*words)
+
+
+def test_a_run_that_is_done_goes_on_for_options_that_act_on_its_result(tmp_path):
+    run = Config().run
+    recipe = Recipe("smoke", replace(Config(), run=replace(run, dir=str(tmp_path))), {}, 1)
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "config.json").write_text(json.dumps(flatten(recipe.config)))
+    (tmp_path / "seed-0" / "status.json").write_text('{"state": "done"}')
+    each = {"seed-0": {"seed": 0}}
+    for more, is_done in (
+        ({"log_every_steps": 7, "trackers": ("none",)}, True),
+        ({"best_by": "loss"}, False),
+        ({"patience": 3}, False),
+    ):
+        config = replace(recipe.config, run=replace(recipe.config.run, **more))
+        assert many_runs.is_done(replace(recipe, config=config), "seed-0", each) == is_done
 
 
 @pytest.mark.parametrize("code", [1, 74, 75])
