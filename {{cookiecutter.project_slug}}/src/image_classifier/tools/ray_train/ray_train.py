@@ -102,13 +102,13 @@ def ray_train(
     Raises:
         UserError: if there is no such cluster, or as `train` does.
     """
-    with open_run(config, alone := World(torch.device("cpu"))):
-        if config.run.fresh:  # here, as workers that are restarted must resume
-            clear_run(Path(config.run.dir), alone)
-    config = replace(config, run=replace(config.run, fresh=False))
     cores = cpus_per_worker or max(1, num_cores() // workers)
     try:
         start(address, cores * workers)
+        with open_run(config, alone := World(torch.device("cpu"))):
+            if config.run.fresh:  # here, as workers that are restarted must resume
+                clear_run(Path(config.run.dir), alone)
+        config = replace(config, run=replace(config.run, fresh=False))
         has_gpus = config.compute.device != "cpu" and "GPU" in ray.cluster_resources()
         trainer = TorchTrainer(
             train_in_worker,

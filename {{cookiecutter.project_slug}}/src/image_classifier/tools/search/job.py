@@ -37,6 +37,8 @@ def plan(preset: str, options: SearchOptions, changed: Knobs) -> Job:
         raise UserError(
             f"--min-epochs {options.min_epochs:g} is more than --epochs {options.epochs:g}"
         )
+    if options.epochs == 0:
+        raise UserError("--epochs 0 trains no step that a search could judge: --epochs 1 or more")
     devices = torch.cuda.device_count() if options.compute.device in ("auto", "cuda") else 0
     cores = num_cores()
     gpus = min(1.0, devices) if options.gpus == "auto" else options.gpus
@@ -44,9 +46,12 @@ def plan(preset: str, options: SearchOptions, changed: Knobs) -> Job:
         raise UserError(
             f"--gpus {gpus:g} of a trial: there are {devices}; a part, or a whole number"
         )
+    own = 1 if options.cpus == "auto" else options.cpus
+    if own > cores:
+        raise UserError(f"--cpus {own} of a trial: there are {cores}")
     at_once = options.max_concurrent
     if at_once == "auto":
-        at_once = min(options.trials, cores, int(devices / gpus) if gpus else cores)
+        at_once = min(options.trials, cores // own, int(devices / gpus) if gpus else cores)
     min_epochs = options.min_epochs or options.epochs / options.reduction**2
     every = options.run.evaluate_every_epochs
     if options.scheduler != "none" and not options.run.patience:  # which counts evaluations

@@ -18,7 +18,8 @@ import torch
 from ray import tune
 from ray.tune.search import Searcher
 
-from ...config import FREE_TO_CHANGE
+from ...config import FREE_TO_CHANGE, Config
+from ...data import are_replaced, open_dataset
 from ...errors import UserError, choose
 from ...extensions import find_tool
 from ...runtime.config_dict import words_of
@@ -35,7 +36,7 @@ from .engines import GOAL, Distributions, Knobs, build_engine, open_space
 from .job import Job, build_scheduler, plan
 from .results import Trial, best_of, read_trials, recorded_knobs, table_of
 from .spaces import SPACES
-from .trial import Proposals, RunTrial
+from .trial import RECORD, Proposals, RunTrial
 
 
 def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
@@ -54,13 +55,13 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
     knobs = {} if callable(space) else {knob: str(found) for knob, found in space.items()}
     fixed = {knob: v for knob, v in changed.items() if not knob.startswith(FREE_TO_CHANGE)}
     about = {"preset": preset, "changed": fixed, "space": space_name, "knobs": knobs}
+    about |= {"init_from": config.run.init_from} | images_of(config)
     folder = job.recipe.folder
     with open_run(config, World(torch.device("cpu"))):
         recorded = [] if options.run.fresh else earlier(folder, about)
         engine = build_engine(options.search, space, recorded, options.trials, options.seed)
         if options.run.fresh:
-            for old in [*folder.glob("[0-9][0-9][0-9]*"), folder / "confirm"]:
-                shutil.rmtree(old, ignore_errors=True)
+            clear(folder)
         write_json(folder / "search.json", about)
         say(
             f"{options.trials} trials of {preset}, {job.recipe.at_once} at once: {options.search}, "
@@ -75,6 +76,30 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
             say(f"The best of {options.trials} may be luck: add --confirm 5 to this command.")
 
 
+def images_of(config: Config) -> dict[str, Any]:
+    """What tells the training and the validation images from others, prepared or not.
+
+    Raises:
+        UserError: if there are none.
+    """
+    images = {}
+    files = {}
+    for split in ("train", "val"):
+        source = open_dataset(config.data, split).fitted(config.model.task, split)
+        images[split] = source.fingerprint().partition(" ")[0]
+        files |= {f"{split} {name}": text for name, text in source.file_digests().items()}
+    return {"images": images, "files": files}
+
+
+def clear(folder: Path) -> None:
+    """Delete the trials of an earlier search, and nothing else that may lie there."""
+    old = [record.parent for record in folder.glob(f"[0-9][0-9][0-9]*/{RECORD}")]
+    if (folder / "search.json").exists():
+        old.append(folder / "confirm")
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def earlier(folder: Path, about: dict[str, Any]) -> list[Knobs]:
     """What an earlier search has proposed, in its order.
 
@@ -82,10 +107,12 @@ def earlier(folder: Path, about: dict[str, Any]) -> list[Knobs]:
         UserError: if the folder holds a search for something else than `about` says.
     """
     path = folder / "search.json"
-    if path.exists() and read_object(path) != json.loads(json.dumps(about)):
+    saved = about | (read_object(path) if path.exists() else {})
+    is_other = are_replaced(saved["files"], about["files"])
+    if is_other or saved | {"files": {}} != json.loads(json.dumps(about | {"files": {}})):
         raise UserError(
-            f"{str(folder)!a} holds a search with another preset, space or config: set another "
-            "--run.dir, or --run.fresh to delete it"
+            f"{str(folder)!a} holds a search with another preset, space or config, or other images:"
+            " set another --run.dir, or --run.fresh to delete it"
         )
     return recorded_knobs(folder)
 

@@ -135,12 +135,15 @@ class RunTrial(Trainable):
     def report(self, rows: list[Row], is_done: bool) -> dict[str, Any]:
         """What Ray learns after the last of `rows`: the best score so far of trained weights."""
         metric = self.job.metric
+        epochs = self.job.options.epochs
+        # Evaluations are counted: the steps of one are a rounded number of epochs. At the last rung
+        # Ray ends a trial, which is for the run to do.
+        planned = min(self.told * self.job.every + 1e-9, epochs * (1 - 1e-6))
         return {
             "score": better(metric) * saved_runs.best_of(rows, metric)[f"val/{metric}"],
             "epoch": rows[-1]["epoch"],
             "evaluations": self.told,
-            # Evaluations are counted: the steps of one are a rounded number of epochs.
-            "planned_epoch": self.told * self.job.every + 1e-9,
+            "planned_epoch": epochs if is_done else planned,
             "done": is_done,
             "is_run_done": is_done,  # Ray sets the other one where it ends a trial, too
         }

@@ -107,6 +107,9 @@ def test_a_space_that_no_run_can_have_is_refused_before_anything_starts(knob, do
         ("--gpus 64", "there are"),
         ("--search grid --trials 7", "a grid over"),
         ("--trials 0", "is not in 1"),
+        ("--cpus 4096", "--cpus 4096 of a trial: there are"),
+        ("--epochs 0 --run.init-from pretrained", "trains no step that a search could judge"),
+        ("--data.name folder --data.root nowhere", "nowhere"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_in_a_line(words, expected, refusal, tmp_path):
@@ -124,6 +127,33 @@ def test_a_folder_with_a_search_for_something_else_is_refused(kind, refusal, tmp
         "search", "smoke", *words
     )
     assert json.loads((tmp_path / "search.json").read_text()) == about
+
+
+def test_a_folder_with_a_search_on_other_images_is_refused(tmp_path):
+    about = {"preset": "smoke", "images": {"val": "a"}, "files": {"val sizes": "1"}}
+    (tmp_path / "search.json").write_text(json.dumps(about))
+    write_trial(tmp_path, 0, [0.5], **{"optim.lr": 0.1})
+    for same in (about, about | {"files": {}}):
+        assert search.earlier(tmp_path, same) == [{"optim.lr": 0.1}]
+    for other in ({"images": {"val": "b"}}, {"files": {"val sizes": "2"}}):
+        with pytest.raises(UserError, match="or other images"):
+            search.earlier(tmp_path, about | other)
+
+
+def test_a_fresh_search_deletes_its_trials_and_no_other_run(tmp_path):
+    write_trial(tmp_path, 0, [0.5], **{"optim.lr": 0.1})
+    (tmp_path / "2026-01-05-baseline").mkdir()
+    (tmp_path / "confirm").mkdir()
+    search.clear(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-01-05-baseline", "confirm"]
+
+
+def test_only_what_is_done_has_reached_the_last_rung():
+    told = SimpleNamespace(told=9, job=planned())
+    rows = [{"step": 99, "epoch": 8.8, "val/top1": 0.5}]  # evaluations are rounded to steps
+    for is_done in (False, True):
+        planned_epoch = trial.RunTrial.report(told, rows, is_done)["planned_epoch"]
+        assert (planned_epoch >= 9) == is_done
 
 
 def test_without_its_libraries_the_command_says_what_to_install(refusal, monkeypatch):
