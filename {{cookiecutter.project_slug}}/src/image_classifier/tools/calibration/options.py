@@ -22,8 +22,12 @@ FREE_TO_CHANGE = ()
 
 
 def check(config: object) -> None:
-    """Raise `UserError` for two of them at once, or a cost that asks for errors."""
+    """Raise `UserError` for two of them at once, a cost that asks for errors, or one of labels."""
     run = config.run
+    if run.error_cost and config.model.task == "multi-label":
+        raise UserError(
+            "--run.error-cost is for one label of each image: with several take --run.min-precision"
+        )
     if run.error_cost and run.min_precision:
         raise UserError("--run.error-cost and --run.min-precision: one of the two decides")
     if 0 < run.error_cost < 1:

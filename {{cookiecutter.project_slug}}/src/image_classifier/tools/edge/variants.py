@@ -95,9 +95,12 @@ def only_errors() -> Iterator[None]:
 
 
 def training_images(trained: LoadedModel, options: EdgeOptions) -> Iterator[Tensor]:
-    """`options.calibration_images` of the training, one by one, as the graph takes them."""
+    """`options.calibration_images` of the training, one by one, as the graph takes them.
+
+    Where their folder is gone, they are those of `options.root`.
+    """
     data = trained.config.data
-    images = replace(data, root=options.root or data.root)
+    images = data if Path(data.root).exists() else replace(data, root=options.root or data.root)
     source = trained.check_images(open_dataset(images, "train"), "train")
     source = source.thinned(min(options.calibration_images, len(source)))
     for index in range(len(source)):

@@ -4,7 +4,7 @@ import math
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 
 import torch
 from torch import Tensor
@@ -117,7 +117,13 @@ def join_decisions(members: list[Best]) -> Decision:
     if not any(each):
         return Decision()
     columns = zip(*(thresholds or usual for thresholds in each), strict=True)
-    return Decision(thresholds=tuple(map(median, columns)))
+    return Decision(thresholds=tuple(map(join_thresholds, columns)))
+
+
+def join_thresholds(thresholds: tuple[float, ...]) -> float:
+    """The threshold of an ensemble from those of its members; more than 1 is "never"."""
+    middle = median(thresholds)
+    return middle if middle <= 1 else median_low(thresholds)
 
 
 def check_weights(config: Config, weights: dict[str, Tensor], first: Best) -> None:

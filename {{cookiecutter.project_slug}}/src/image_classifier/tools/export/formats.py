@@ -20,6 +20,7 @@ from ...runtime.platform import install_command
 from .export_graph import ExportModule
 
 OPSET = 18  # what torch writes without a conversion
+LARGEST = 2**31 - 2**24  # bytes of weights in an ONNX file, of 2 GiB with the graph
 ONNX_LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 
 Predict = Callable[[Tensor], Tensor]  # images -> (batch, classes), as `ExportModule.forward`
@@ -29,11 +30,17 @@ def onnx(module: ExportModule) -> tuple[bytes, Predict]:
     """An ONNX graph with the weights in it; ONNX Runtime predicts, on the CPU.
 
     Raises:
-        UserError: if torch can't write the network as ONNX.
+        UserError: if the weights are too large, or torch can't write the network as ONNX.
     """
     from onnx.checker import check_model
     from onnxruntime import InferenceSession
 
+    size = sum(tensor.nbytes for tensor in module.state_dict().values())
+    if size > LARGEST:
+        raise UserError(
+            f"an ONNX file holds 2 GB, and the weights are {size / 1e9:.1f}: take --format pt2 "
+            "safetensors"
+        )
     try:
         graph = torch.onnx.export(
             module.program,

@@ -15,10 +15,12 @@ import torch
 from ...checkpoints import LoadedModel
 from ...data import Batch, PathList, Samples, Source, has_suffix, open_loader, prefetched, walk
 from ...errors import UserError
+from ...runtime.console import printable
 from ...runtime.distributed import World
 
 LIST = "-"  # in place of a path
 FEW = 8  # images for each worker, at least
+SHOWN = 5  # suffixes of files that are left out
 
 
 class Images:
@@ -77,7 +79,8 @@ def list_files(paths: Sequence[str], stdin: BinaryIO, separator: bytes) -> PathL
         raise UserError("there are no images: name files, folders or 'patterns', or - for a list")
     files = PathList(Path(), chain((first,), found))
     if others:
-        kinds = ", ".join(f"{count:,} {kind or 'without one'}" for kind, count in others.items())
+        kinds = [f"{n:,} {printable(kind) or 'without one'}" for kind, n in others.most_common()]
+        kinds = ", ".join(kinds[:SHOWN]) + ", ..." * (len(kinds) > SHOWN)
         said = f"left out by their suffix: {kinds}; a file that you name is read"
         print(f"{others.total():,} files in folders are {said}", file=sys.stderr)
     return files

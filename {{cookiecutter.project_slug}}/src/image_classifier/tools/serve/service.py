@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from PIL import Image
 
-from ...data import FORMATS, BadImageError
+from ...data import FORMATS
 from ...errors import UserError
 from ...runtime.machine import num_cores
 from ...runtime.platform import install_command
@@ -111,8 +111,9 @@ def label_image(
         raise HTTPException(413, f"more than {most_pixels / 1e6:g} megapixels")
     try:
         return model.predict(content, top_k)
-    except BadImageError as error:
-        raise HTTPException(400, f"the image cannot be read: {error.reason}") from error
+    except UserError as error:  # it is damaged, or needs a tool
+        reason = getattr(error, "reason", str(error))
+        raise HTTPException(400, f"the image cannot be read: {reason}") from error
 
 
 def pixels_of(content: bytes) -> int:

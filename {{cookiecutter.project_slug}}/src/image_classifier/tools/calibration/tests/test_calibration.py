@@ -227,6 +227,8 @@ def test_of_too_many_probabilities_the_text_names_what_is_left_out(monkeypatch):
 def test_two_wishes_at_once_and_errors_that_cost_less_than_abstentions_are_refused(refusal):
     both = refusal("train", "smoke", "--run.error-cost", "2", "--run.min-precision", "0.9")
     assert "--run.error-cost and --run.min-precision: one of the two decides" in both
+    several = refusal("train", "smoke", "--run.error-cost", "5", "--model.task", "multi-label")
+    assert "--run.error-cost is for one label of each image" in several
     few = refusal("train", "smoke", "--run.error-cost", "0.5")
     assert "--run.error-cost 0.5 should be 1 or more, as an abstention costs 1" in few
 

@@ -3,6 +3,7 @@
 The template's tests make them of a real graph, which takes seconds; here graphs are tiny.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,11 @@ import pytest
 import torch
 from conftest import untrained_run
 
+from image_classifier.checkpoints import load_model
 from image_classifier.cli import main
+from image_classifier.config import ComputeConfig
+from image_classifier.errors import UserError
+from image_classifier.runtime.distributed import World
 
 TOOLS = "image_classifier.tools"
 exporting = pytest.importorskip(f"{TOOLS}.export.export")
@@ -203,3 +208,13 @@ def test_a_mistake_is_answered_in_one_line(run, refusal, monkeypatch):
     }.items():
         assert expected in refusal("export", run, *words.split())
     assert not Path(run, "export").exists()
+
+
+def test_what_is_measured_are_the_images_of_training_while_they_are_there(run, tmp_path):
+    trained = load_model(run, ComputeConfig(), World(torch.device("cpu")))
+    options = exports.EdgeOptions(run=run, root=str(tmp_path), calibration_images=3)
+    assert len([*variants.training_images(trained, options)]) == 3
+    data = replace(trained.config.data, root="gone")
+    moved = replace(trained, config=replace(trained.config, data=data))
+    with pytest.raises(UserError, match=str(tmp_path)):
+        [*variants.training_images(moved, options)]

@@ -151,6 +151,9 @@ def test_thresholds_are_the_median_of_those_of_its_runs(make, join):
     several = decision("a", [(0.2, 0.9), (0.4, 2.0), ()], model__task="multi-label")
     assert several.thresholds == (0.4, 0.9)
     assert decision("b", [(0.8,), (2.0,), (0.9,)]).thresholds == (0.9,)
+    assert decision("d", [(0.8,), (0.9,)]).thresholds == (pytest.approx(0.85),)
+    for never in ([(0.8,), (2.0,)], [(2.0,), (0.8,), (0.7,), (2.0,)]):  # half of them
+        assert decision(f"e{len(never)}", never).thresholds == (0.8,)
     plain = decision("c", [(), ()])
     assert (plain.temperature, plain.thresholds) == (1.0, ())
 

@@ -314,6 +314,19 @@ def test_files_in_folders_that_are_left_out_are_counted(run, tmp_path, capsys):
     assert left in said.err
 
 
+def test_suffixes_of_what_is_left_out_break_no_screen_and_are_few(run, tmp_path, capsys):
+    write_photo(tmp_path / "1.jpg", 1)
+    for number in range(9):
+        (tmp_path / f"scan.{number:06}").touch()
+    (tmp_path / "x.\x1b]0;owned\a").touch()
+    (tmp_path / "y.\x1b]0;owned\a").touch()
+    assert predict(run, tmp_path) == 0
+    line = capsys.readouterr().err
+    assert r"suffix: 2 .\x1b]0;owned\x07, 1 ." in line
+    assert line.count(" 1 .0000") == 4
+    assert ", ...; a file" in line
+
+
 def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, refusal):
     (tmp_path / "there.csv").touch()
     for words, expected in (

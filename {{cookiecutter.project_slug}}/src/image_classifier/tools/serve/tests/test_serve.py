@@ -11,12 +11,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import tiny, untrained_run, wait_for
 from PIL import Image
 
 import image_classifier
+from image_classifier.errors import UserError
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -101,6 +103,16 @@ def test_a_bad_image_is_refused_and_the_next_is_labeled(client, photos, kind):
     cut = (photos / "val/ant/12.jpg").read_bytes()
     assert "truncated" in client.post("/predict", content=cut[:900]).json()["detail"]
     assert client.post("/predict", content=cut).status_code == 200
+
+
+def test_a_file_that_needs_a_tool_is_refused_as_one_that_cannot_be_read():
+    from fastapi import HTTPException
+
+    from image_classifier.tools.serve import service
+
+    model = Mock(predict=Mock(side_effect=UserError("pretuned add tiff")))
+    with pytest.raises(HTTPException, match="400: the image cannot be read: pretuned add tiff"):
+        service.label_image(model, b"", 5, 1e6)
 
 
 def slow():
