@@ -41,7 +41,8 @@ OWNED = {
 SPDX = {"proprietary": "LicenseRef-Proprietary"}
 
 # Left behind by whoever worked inside the template, and no part of the project.
-LEFTOVERS = (".venv", "build", "data", "dist", "runs", "**/__pycache__", "**/.*_cache")
+LEFTOVERS = (".venv*", "*.cache", "build", "data", "dist", "runs")
+LEFTOVERS += ("**/__pycache__", "**/.*_cache")
 
 
 def main() -> None:

@@ -161,11 +161,18 @@ def test_nothing_is_left_outside_the_new_folder(monkeypatch, here):
     assert not [*here.glob("HOME/*"), *here.glob("TMPDIR/*")]
 
 
-def test_the_last_line_has_the_folder_as_it_was_asked_for(here, capsys):
-    assert cli.main(["--no-input", "--output-dir", "output"]) == 0
-    said = "output/image-classifier is ready: cd output/image-classifier && make train\n"
-    assert capsys.readouterr().out == said
-    assert (here / "output/image-classifier/train.py").exists()
+def test_the_last_line_has_the_folder_as_it_was_asked_for_and_a_shell_can_read_it(here, capsys):
+    for folder in ("output", "my output"):
+        assert cli.main(["--no-input", "--output-dir", folder, "tools=none"]) == 0
+        made = f"{folder}/image-classifier"
+        said = f"{made} is ready: cd {shlex.quote(made)} && make train\n"
+        assert capsys.readouterr().out == said
+        assert (here / made / "train.py").exists()
+
+
+def test_answers_and_options_come_in_any_order(here):
+    assert cli.main(["project_name=Bird Watch", "--no-input", "tools=none"]) == 0
+    assert not (here / "bird-watch/src/bird_watch/tools/report").exists()
 
 
 def test_the_version_is_the_one_that_projects_name(capsys):

@@ -52,7 +52,15 @@ def test_a_clone_renders_the_same_bytes_and_so_does_a_folder_in_which_somebody_w
     copy = tmp_path / "copy"
     copy_tracked(copy)
     commit(copy)
-    for leftover in ("src/__pycache__/a.pyc", ".ruff_cache/a", ".venv/bin/a", "runs/a", "data/a"):
+    for leftover in (
+        "src/__pycache__/a.pyc",
+        ".ruff_cache/a",
+        ".venv/bin/a",
+        ".venv-lowest/bin/a",
+        "runs/a",
+        "data/a",
+        "data.cache/a",
+    ):
         path = copy / PROJECT.name / leftover
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("left behind")

@@ -4,6 +4,7 @@ import argparse
 import difflib
 import json
 import logging
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in _VERBS:
         return _maintain(*words)
     questions = _questions()
-    options = _parser(questions).parse_args(words)
+    options = _parser(questions).parse_intermixed_args(words)
     logging.getLogger("cookiecutter").addHandler(logging.NullHandler())  # errors are shown below
     try:
         given = _read_answers(options.answers, questions)
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\nERROR: no project was made: the questions were not answered", file=sys.stderr)
         return 130
     folder = options.output_dir / made.name
-    print(f"{folder} is ready: cd {folder} && make train")
+    print(f"{folder} is ready: cd {shlex.quote(str(folder))} && make train")
     return 0
 
 
@@ -59,7 +60,7 @@ def _maintain(verb: str, *words: str) -> int:
 
     That is 1 if there is something to settle, or the project's own checks fail.
     """
-    options = _parser_of(verb).parse_args(words)
+    options = _parser_of(verb).parse_intermixed_args(words)
     try:
         said, is_clean = _VERBS[verb].do(options)
     except (RefusedError, CookiecutterException, OSError) as error:

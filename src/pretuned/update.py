@@ -565,7 +565,8 @@ def carry_out(
         if left:
             raise RefusedError(
                 f"{str(repository.project)!a} has changes that are not committed, such as "
-                f"{left.splitlines()[0][3:]!a}: commit them, so that git can undo the update"
+                f"{left.splitlines()[0][3:]!a}: commit them, so that git can undo the update, "
+                "or let git ignore them"
             )
         found = make_plan(repository)
         repository.look_for_obstacles(found.tree)
