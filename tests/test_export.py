@@ -100,12 +100,17 @@ def test_an_ensemble_of_two_runs_is_one_onnx_file(exported, capsys):
     assert both > 1.5 * one
 
 
-def test_a_network_that_torch_cannot_write_as_onnx_is_refused_with_the_reason():
+def test_a_network_that_torch_cannot_write_as_onnx_is_refused_with_the_reason(monkeypatch):
     class Odd(nn.Module):
         def forward(self, x):
             return torch.linalg.matrix_exp(x)
 
     program = torch.export.export(Odd(), (torch.ones(2, 3, 3),))
-    module = SimpleNamespace(program=program, names=("images", "logits"), about={})
+    weights = {"scale": torch.ones(3)}
+    names = "images", "logits"
+    module = SimpleNamespace(program=program, names=names, about={}, state_dict=lambda: weights)
     with pytest.raises(UserError, match=r"as ONNX: \S.*; take --format pt2 safetensors"):
+        formats.onnx(module)
+    monkeypatch.setattr(formats, "LARGEST", 11)
+    with pytest.raises(UserError, match="an ONNX file holds 2 GB"):
         formats.onnx(module)

@@ -160,7 +160,7 @@ class RunConfig:
     # for multi-label
     patience: int = within(0, 0)  # early stopping: evaluations without a better `best_by`; 0: off
     trackers: tuple[str, ...] = ("auto",)  # where metrics go beside metrics.jsonl: tools such as
-    # wandb; auto: those that need no account; the flag without a name: nowhere
+    # wandb; auto: tensorboard, if it is there; the flag without a name: nowhere
     max_minutes: float = within(0.0, 0)  # time limit, from the start of the command: the run saves
     # and ends with exit code 75, and the same command resumes it; 0: none
     timeout_seconds: float = within(300.0, 1)  # the run stops after so long without a sign of life
