@@ -4,7 +4,7 @@
     python benchmarks/overhead.py
     python benchmarks/overhead.py --rounds 1 --blocks 8      # a quick look
 
-Both train the same small network, whose step takes 5 to 20 ms on two cores, on the same resident
+Both train the same small network, whose step takes 3 to 20 ms on two cores, on the same resident
 images, in one process and in turns: 5 steps of `train`, 5 of the bare loop, and so on, which are
 added up to blocks of 50. (Turns of 50 steps take a second each, and the speed of a machine that
 others share changes within one.) `train` is called as it is, with the settings that it comes with:
