@@ -268,10 +268,9 @@ class Repository:
         update brings the rest.
         """
         manifest = f"{self.prefix}{MANIFEST}"
-        files = self.files(commit)
-        files.pop(manifest, None)
-        before = self.files(start)
-        others = self.tree(files | {path: before[path] for path in before if path == manifest})
+        after = {path: file for path, file in self.files(commit).items() if path != manifest}
+        before = {path: file for path, file in self.files(start).items() if path == manifest}
+        others = self.tree(after | before)
         self.forget_index()
         self.git("read-tree", start)
         self.git("update-index", "-q", "--really-refresh", can_conflict=True)

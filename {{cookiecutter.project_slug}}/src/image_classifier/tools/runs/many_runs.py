@@ -16,7 +16,6 @@ import torch
 
 from ...checkpoints import read_newest
 from ...config import FREE_TO_CHANGE, Config, RunConfig
-from ...data import are_replaced, open_dataset
 from ...errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
 from ...extensions import flag, of_tools
 from ...metrics import find_metric, metric_number, metric_title, scale
@@ -31,13 +30,22 @@ from ...tasks import metric_of
 from ..statistics.statistics import CONFIDENCE, Mean, mean_of
 from .child_runs import POLL_SECONDS, end_run, last_line, start_run, wait_until_free
 from .recipe import Recipe
-from .saved_runs import FIXED_KNOBS, SCORES, Run, columns, grain_of, read_run
+from .saved_runs import (
+    FIXED_KNOBS,
+    SCORES,
+    Images,
+    Run,
+    are_same,
+    columns,
+    grain_of,
+    images_of,
+    read_run,
+)
 
 # Options of a run that do not act on what it finds.
 WITHOUT_EFFECT = ("run.dir", "run.processes", "run.fresh", "run.log_every_steps", "run.trackers")
 WITHOUT_EFFECT += ("run.max_minutes", "run.timeout_seconds")
 
-Images = tuple[str, dict[str, str]]  # a fingerprint, and digests of files
 Knobs = dict[str, Any]  # options by their dotted names
 Place = dict[str, str]  # the environment variables that give a run its GPUs and its cores
 
@@ -51,10 +59,7 @@ def repeat(recipe: Recipe, count: int) -> None:
     """
     seeds = range(recipe.config.seed, recipe.config.seed + count)
     runs = train_all(recipe, {f"seed-{seed}": {"seed": seed} for seed in seeds})
-    images = []
-    for split in ("val", "train"):
-        source = open_dataset(recipe.config.data, split).fitted(recipe.config.model.task, split)
-        images.append((source.fingerprint(), source.file_digests()))
+    images = [images_of(recipe.config, split) for split in ("val", "train")]
     for run in (run for run in runs if run.predictions):  # a full disk keeps none
         check_run(run, recipe.config, *images)
     metric = runs[0].metric
@@ -74,13 +79,11 @@ def repeat(recipe: Recipe, count: int) -> None:
 def check_run(run: Run, config: Config, val: Images, train: Images | None = None) -> None:
     """Raise `UserError` if a run, perhaps done before, began otherwise or had other images."""
     wanted = flatten(config)
-    saved = read_newest(RunConfig(dir=str(run.folder)), World(torch.device("cpu")))
     is_same = run.need_predictions().are_of(*val)
     is_same &= all(run.knobs.get(knob) == wanted.get(knob) for knob in FIXED_KNOBS)
-    if train and saved:
-        images, files = train
-        is_same &= saved["fingerprint"].partition(" ")[0] == images.partition(" ")[0]
-        is_same &= not are_replaced(saved["files"], files)
+    if train:
+        saved = read_newest(RunConfig(dir=str(run.folder)), World(torch.device("cpu")))
+        is_same &= saved is None or are_same((saved["fingerprint"], saved["files"]), train)
     if not is_same:
         flags = " or ".join(f"--{flag(knob)}" for knob in FIXED_KNOBS if knob in wanted)
         raise UserError(

@@ -11,7 +11,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...data import are_replaced
+from ...config import Config
+from ...data import are_replaced, open_dataset
 from ...errors import UserError
 from ...extensions import of_tools
 from ...metrics import better, metric_number, metric_title
@@ -24,6 +25,7 @@ FREE_KNOBS = ("seed", "run.")
 FIXED_KNOBS = ("run.init_from", "run.init_head")
 SCORES = {"best.pt": "score", "the last weights": "last_score"}  # of weights, in a `Run`
 
+Images = tuple[str, dict[str, str]]  # a fingerprint, and digests of files
 Cell = tuple[str, str]  # of a table: the head of its column, and what it holds
 
 
@@ -40,9 +42,7 @@ class SavedPredictions:
 
     def are_of(self, images: str, files: dict[str, str]) -> bool:
         """Whether they are of the images with this fingerprint and these digests of files."""
-        # A space separates what says that they are prepared, which they may be now.
-        is_same = self.images.partition(" ")[0] == images.partition(" ")[0]
-        return is_same and not are_replaced(self.files, files)
+        return are_same((self.images, self.files), (images, files))
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,19 @@ class Run:
             ("loss", f"{self.loss:.4f}"),
             ("training", clock(self.seconds)),
         ]
+
+
+def images_of(config: Config, split: str) -> Images:
+    """What tells the images of a split from others; UserError if there are none."""
+    source = open_dataset(config.data, split).fitted(config.model.task, split)
+    return source.fingerprint(), source.file_digests()
+
+
+def are_same(was: Images, now: Images) -> bool:
+    """Whether images are those of before, which may be prepared now."""
+    # A space separates what says that they are prepared.
+    is_same = was[0].partition(" ")[0] == now[0].partition(" ")[0]
+    return is_same and not are_replaced(was[1], now[1])
 
 
 def read_run(folder: Path) -> Run:

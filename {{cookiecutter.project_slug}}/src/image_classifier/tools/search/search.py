@@ -18,8 +18,7 @@ import torch
 from ray import tune
 from ray.tune.search import Searcher
 
-from ...config import FREE_TO_CHANGE, Config
-from ...data import are_replaced, open_dataset
+from ...config import FREE_TO_CHANGE
 from ...errors import UserError, choose
 from ...extensions import find_tool
 from ...runtime.config_dict import words_of
@@ -31,6 +30,7 @@ from ...runtime.signals import TIME_LIMIT, StoppedError
 from ..ray_train.cluster import start_ray
 from ..runs.compare import compare
 from ..runs.many_runs import train_all
+from ..runs.saved_runs import are_same, images_of
 from .command import SearchOptions
 from .engines import GOAL, Distributions, Knobs, build_engine, open_space
 from .job import Job, build_scheduler, plan
@@ -55,7 +55,8 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
     knobs = {} if callable(space) else {knob: str(found) for knob, found in space.items()}
     fixed = {knob: v for knob, v in changed.items() if not knob.startswith(FREE_TO_CHANGE)}
     about = {"preset": preset, "changed": fixed, "space": space_name, "knobs": knobs}
-    about |= {"init_from": config.run.init_from} | images_of(config)
+    images = {split: images_of(config, split) for split in ("train", "val")}
+    about |= {"init_from": config.run.init_from, "images": images}
     folder = job.recipe.folder
     with open_run(config, World(torch.device("cpu"))):
         recorded = [] if options.run.fresh else earlier(folder, about)
@@ -76,21 +77,6 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
             say(f"The best of {options.trials} may be luck: add --confirm 5 to this command.")
 
 
-def images_of(config: Config) -> dict[str, Any]:
-    """What tells the training and the validation images from others, prepared or not.
-
-    Raises:
-        UserError: if there are none.
-    """
-    images = {}
-    files = {}
-    for split in ("train", "val"):
-        source = open_dataset(config.data, split).fitted(config.model.task, split)
-        images[split] = source.fingerprint().partition(" ")[0]
-        files |= {f"{split} {name}": text for name, text in source.file_digests().items()}
-    return {"images": images, "files": files}
-
-
 def clear(folder: Path) -> None:
     """Delete the trials of an earlier search, and nothing else that may lie there."""
     old = [record.parent for record in folder.glob(f"[0-9][0-9][0-9]*/{RECORD}")]
@@ -108,8 +94,11 @@ def earlier(folder: Path, about: dict[str, Any]) -> list[Knobs]:
     """
     path = folder / "search.json"
     saved = about | (read_object(path) if path.exists() else {})
-    is_other = are_replaced(saved["files"], about["files"])
-    if is_other or saved | {"files": {}} != json.loads(json.dumps(about | {"files": {}})):
+    images = saved.pop("images")
+    are_others = not all(are_same(images[split], now) for split, now in about["images"].items())
+    known = json.loads(json.dumps(about))
+    del known["images"]
+    if are_others or saved != known:
         raise UserError(
             f"{str(folder)!a} holds a search with another preset, space or config, or other images:"
             " set another --run.dir, or --run.fresh to delete it"

@@ -130,14 +130,14 @@ def test_a_folder_with_a_search_for_something_else_is_refused(kind, refusal, tmp
 
 
 def test_a_folder_with_a_search_on_other_images_is_refused(tmp_path):
-    about = {"preset": "smoke", "images": {"val": "a"}, "files": {"val sizes": "1"}}
+    about = {"preset": "smoke", "images": {"val": ("a", {"sizes": "1"})}}
     (tmp_path / "search.json").write_text(json.dumps(about))
     write_trial(tmp_path, 0, [0.5], **{"optim.lr": 0.1})
-    for same in (about, about | {"files": {}}):
-        assert search.earlier(tmp_path, same) == [{"optim.lr": 0.1}]
-    for other in ({"images": {"val": "b"}}, {"files": {"val sizes": "2"}}):
+    for same in (("a", {"sizes": "1"}), ("a prepared", {})):
+        assert search.earlier(tmp_path, about | {"images": {"val": same}}) == [{"optim.lr": 0.1}]
+    for other in (("b", {"sizes": "1"}), ("a", {"sizes": "2"})):
         with pytest.raises(UserError, match="or other images"):
-            search.earlier(tmp_path, about | other)
+            search.earlier(tmp_path, about | {"images": {"val": other}})
 
 
 def test_a_fresh_search_deletes_its_trials_and_no_other_run(tmp_path):
