@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves
 
 from image_classifier import augment as augment_module
+from image_classifier import evaluate as evaluate_module
 from image_classifier.augment import build_augment
 from image_classifier.checkpoints.state import TrainState
 from image_classifier.config import OPTIMIZERS
@@ -66,6 +67,7 @@ class FakeGPU(FakeTensorMode):
     def __init__(self):
         super().__init__(allow_non_fake_inputs=True)
         self.waits_left = math.inf
+        self.pinned = set()  # where page-locked memory begins
 
     @contextmanager
     def waits(self, count):
@@ -88,8 +90,7 @@ class FakeGPU(FakeTensorMode):
         kinds = {tensor.device.type for tensor in tensors}
         targets = {leaf.type for leaf in leaves if isinstance(leaf, torch.device)}
         if "cuda" not in kinds | targets:
-            is_pin = operation is aten._pin_memory.default  # needs a driver
-            return args[0] if is_pin else operation(*args, **kwargs)
+            return self.on_host(operation, args, kwargs)
         if operation is aten._local_scalar_dense.default:
             self.wait(operation)
             return torch.zeros((), dtype=args[0].dtype).item()
@@ -108,9 +109,20 @@ class FakeGPU(FakeTensorMode):
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise HiddenWaitError(operation) from error
 
+    def on_host(self, operation, args, kwargs):
+        """Do what needs no device; to lock memory needs a driver, so it is only noted."""
+        if operation is not aten._pin_memory.default:
+            return operation(*args, **kwargs)
+        self.pinned.add(args[0].untyped_storage().data_ptr())
+        return args[0]
+
     def copy(self, operation, types, args, kwargs, to_host):
-        """Copy from one to the other."""
-        if to_host or not (kwargs.get("non_blocking") or args[2:]):
+        """Copy from one to the other: without a wait out of page-locked memory alone."""
+        is_free = kwargs.get("non_blocking") or args[2:]
+        if not to_host:
+            source = args[operation is aten.copy_.default].untyped_storage()
+            is_free = is_free and source.data_ptr() in self.pinned
+        if to_host or not is_free:
             self.wait(operation)
         if not to_host:
             return super().__torch_dispatch__(operation, types, args, kwargs)
@@ -218,7 +230,9 @@ def test_images_of_16_bits_stay_on_the_device(gpu, config, satellite):
 
 VIT = find_tool("models", "imagenet")
 LOSSES = find_tool("loss", "losses")
-NETWORKS = [*sorted({*models_by_name()} - {"resnet9_gn"}), "resnet18"]
+NETWORKS = [*sorted(models_by_name()), "resnet18", "swin_t"]
+if find_tool("networks", "timm"):
+    NETWORKS += ["timm/tf_efficientnet_lite0", "timm/vit_tiny_patch16_224"]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -279,18 +293,24 @@ def test_a_teacher_stays_on_the_device(gpu, on_photos, photos, monkeypatch, mixu
     trained(gpu, changed(on_photos, optim__teacher=run, **mixed(mixup=mixup)))
 
 
+def evaluated(gpu, config):
+    """The scores of random weights, of batches of 40; the host waits once."""
+    train_data, precision, normalize, _ = opened(config)
+    model = init_model(config, train_data, normalize).to(GPU)
+    task = config.model.task
+    data = EvalData(config.data, "val", World(GPU), batch_size=40, task=task)
+    list(data.batches())
+    with gpu.waits(1):
+        return evaluate(model, data, normalize, precision, World(GPU))
+
+
 @pytest.mark.parametrize(
     ("task", "tta"),
     [("single-label", "none"), ("single-label", "shift"), ("multi-label", "flip")],
 )
 def test_an_evaluation_waits_once(gpu, config, on_labels, task, tta):
     config = changed(on_labels if task == "multi-label" else config, augment__tta=tta)
-    train_data, precision, normalize, _ = opened(config)
-    model = init_model(config, train_data, normalize).to(GPU)
-    data = EvalData(config.data, "val", World(GPU), batch_size=40, task=task)
-    list(data.batches())
-    with gpu.waits(1):
-        scores = evaluate(model, data, normalize, precision, World(GPU))
+    scores = evaluated(gpu, config)
     assert set(scores.names) >= set(scores.known)
 
 
@@ -314,6 +334,39 @@ def test_a_decision_is_made_on_the_device(gpu):
     assert decision.has_label(probabilities).device == GPU
 
 
+def read_after(patch, owner, name):
+    """Let the host read a number of the device after each call of a function."""
+    function = getattr(owner, name)
+
+    def reading(*words):
+        found = function(*words)
+        torch.ones((), device=GPU).item()
+        return found
+
+    patch.setattr(owner, name, reading)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (TrainData, "_resident"),
+        (Precision, "backward"),
+        (Precision, "step"),
+        (TrainState, "advance"),
+    ],
+)
+def test_a_step_that_waits_is_found(gpu, config, monkeypatch, owner, name):
+    read_after(monkeypatch, owner, name)
+    with pytest.raises(HiddenWaitError):
+        trained(gpu, config)
+
+
+def test_an_evaluation_that_waits_for_each_batch_is_found(gpu, config, monkeypatch):
+    read_after(monkeypatch, evaluate_module, "predict_logits")
+    with pytest.raises(HiddenWaitError):
+        evaluated(gpu, config)
+
+
 MISTAKES = {
     "a copy to the host": lambda images, _: images.cpu().to(GPU),
     "a number": lambda images, _: images * images.max().item(),
@@ -323,6 +376,9 @@ MISTAKES = {
     "values at a mask": lambda images, draws: images.index_put_((draws[:, 0] < 0.5,), images[0]),
     "where it holds": lambda images, draws: images[torch.where(draws[:, 0] < 0.5)[0]],
     "a constant copied": lambda images, _: images * torch.tensor([0.5], device=GPU),
+    "memory that is not page-locked": lambda images, _: (
+        images + torch.zeros(images.shape).to(GPU, non_blocking=True)
+    ),
     "a tensor copied": lambda images, _: images.copy_(torch.zeros(images.shape)),
     "a comparison": lambda images, _: images if torch.equal(images, images) else -images,
     "a count": lambda images, draws: images + draws.long().flatten().bincount().max(),

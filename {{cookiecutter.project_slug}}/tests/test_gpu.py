@@ -9,16 +9,30 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import GROWING, changed, losses, mixed, on_deep, run_alone, run_ranks, train_until
+from conftest import (
+    GROWING,
+    changed,
+    losses,
+    mixed,
+    on_deep,
+    run_alone,
+    run_ranks,
+    train_until,
+    untrained_run,
+)
+from test_fake_gpu import of_several, read_after
 from test_faults import last, plant
 from test_resume import assert_same
 
+from image_classifier.checkpoints import state as state_module
+from image_classifier.checkpoints.state import TrainState
 from image_classifier.cli import main
 from image_classifier.config import (
     OPTIMIZERS,
     ComputeConfig,
     ModelConfig,
 )
+from image_classifier.data.datasets import DATASETS
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import FaultError
 from image_classifier.extensions import find_tool
@@ -98,6 +112,30 @@ def test_no_option_makes_a_step_wait_for_the_device(on_gpu, monkeypatch, where):
 
 
 @allow_sync_debug
+def test_several_labels_are_learned_without_a_wait(on_gpu, monkeypatch):
+    monkeypatch.setitem(DATASETS, "noise", of_several)
+    config = changed(on_gpu, data__name="noise", model__task="multi-label", data__batch_size=8)
+    train_without_waits(monkeypatch, config)
+
+
+@allow_sync_debug
+def test_a_step_does_not_wait_for_a_teacher(on_gpu, photos, monkeypatch):
+    if find_tool("loss", "distill") is None:
+        pytest.skip("deleted")
+    teacher = untrained_run(changed(on_gpu, run__dir=f"{on_gpu.run.dir}-teacher"), photos)
+    config = changed(on_gpu, data__name="folder", data__root=str(photos), data__batch_size=2)
+    train_without_waits(monkeypatch, changed(config, optim__teacher=teacher))
+
+
+@allow_sync_debug
+@pytest.mark.parametrize(("where", "load"), [("device", "_resident"), ("host", "_gathered")])
+def test_loading_that_waits_for_the_device_is_found(on_gpu, monkeypatch, where, load):
+    read_after(monkeypatch, TrainData, load)
+    with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+        train_without_waits(monkeypatch, changed(on_gpu, data__where=where, data__limit=160))
+
+
+@allow_sync_debug
 def test_a_step_that_waits_for_the_device_is_found(on_gpu, monkeypatch):
     plant(monkeypatch, lambda step, loss: loss * loss.item() / loss.item() if step > 3 else loss)
     with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
@@ -148,6 +186,12 @@ def test_a_deterministic_run_repeats_and_resumes_to_the_last_bit_wherever_its_im
     assert_resumes_wherever_its_images_are(exact, tmp_path)
 
 
+def test_a_run_that_resumes_without_its_momentum_would_be_found(on_gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(state_module, "load_optimizer", Mock())
+    with pytest.raises(AssertionError):
+        assert_resumes_wherever_its_images_are(changed(on_gpu, deterministic=True), tmp_path)
+
+
 def assert_resumes_wherever_its_images_are(exact, tmp_path):
     """A run that was interrupted ends with the weights of unbroken ones, to the last bit."""
     exact = changed(exact, run__evaluate_every_epochs=0.25)  # and saves each step
@@ -167,9 +211,18 @@ def test_a_loss_that_is_not_finite_is_found_on_the_device(on_gpu, monkeypatch):
 def test_fp16_skips_a_step_that_overflows_and_resumes_with_its_scale(on_gpu, monkeypatch, tmp_path):
     half = changed(on_gpu, precision="fp16", deterministic=True, run__evaluate_every_epochs=0.25)
     plant(monkeypatch, lambda step, loss: loss * (1e30 if step == 3 else 1))
+    after = []
+    advance = TrainState.advance
+
+    def noting(state):
+        after.append([weight.detach().clone() for weight in state.model.parameters()])
+        advance(state)
+
+    monkeypatch.setattr(TrainState, "advance", noting)
     whole, broken = half, changed(half, run__dir=str(tmp_path / "broken"))
     plain = changed(half, run__dir=str(tmp_path / "plain"))
     train(whole)
+    assert all(map(torch.equal, after[1], after[2]))
     train_until(broken, 4, kill=False)
     monkeypatch.undo()
     train(broken)
@@ -199,11 +252,15 @@ def test_a_gpu_with_too_little_memory_trains_in_smaller_micro_batches(on_gpu, mo
 
     (loss, whole), (_, less) = peak(1), peak(8)
     total = torch.cuda.get_device_properties(0).total_memory
+    most = (whole + less) // 2
+    # As a GPU of so much memory says it; and what a lack of it leaves in torch's cache is not free.
+    rest = lambda *_: (max(0, most - torch.cuda.memory_reserved()), most)  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "mem_get_info", rest)
     scores = []
     capsys.readouterr()
     try:
         torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction((whole + less) / 2 / total)
+        torch.cuda.set_per_process_memory_fraction(most / total)
         run_in_processes(lambda: scores.append(train(config)), config.run, config.compute)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
@@ -249,7 +306,8 @@ def test_every_command_takes_the_gpu_by_itself(tmp_path, photos, capsys):
 @pytest.mark.usefixtures("pages")
 @pytest.mark.parametrize("name", ["resnet9", "swin_t"])
 def test_a_deterministic_run_leaves_its_report(on_gpu, name, capsys):
-    config = changed(on_gpu, deterministic=True, model__name=name)
+    # So large that it has maps of what the network looked at.
+    config = changed(on_gpu, deterministic=True, model__name=name, data__image_size=64)
     train(changed(config, profile=True))
     assert "cannot write" not in capsys.readouterr().out
     assert Path(config.run.dir, "report.html").exists()

@@ -1,5 +1,6 @@
 """A step takes few operations, each of which a GPU launches as a kernel or more."""
 
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
 
@@ -10,8 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier.checkpoints.state import TrainState
 from image_classifier.config import OPTIMIZERS
+from image_classifier.data import TrainData
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
+from image_classifier.runtime.distributed import World
 
 
 class Operations(TorchDispatchMode):
@@ -33,7 +36,7 @@ MOST = {name: {"sgd": 12, "adamw": 16}.get(name, 60) for name in OPTIMIZERS}
 
 @pytest.mark.parametrize(("name", "most"), MOST.items())
 def test_a_deep_network_is_updated_and_averaged_in_as_many_operations_as_a_flat_one(
-    config, name, most
+    config, monkeypatch, name, most
 ):
     counts = []
     for depth in (4, 12):
@@ -45,8 +48,19 @@ def test_a_deep_network_is_updated_and_averaged_in_as_many_operations_as_a_flat_
         state = TrainState(model, optimizer, precision, ema=deepcopy(model), ema_decay=0.9)
         for _ in range(2):  # the first step allocates
             model(torch.randn(4, 8)).square().sum().backward()
-            with Operations() as found:
+            with Operations() as found, monkeypatch.context() as patch:
                 precision.step(optimizer)
+                if state.step:  # to find the weights of a deep network takes longer than that
+                    patch.setattr(nn.Module, "parameters", None)
                 state.advance()
         counts.append(len(found.calls))
     assert counts[0] == counts[1] <= most
+
+
+def test_an_order_is_copied_while_the_host_goes_on_out_of_page_locked_memory_alone(config):
+    with closing(TrainData(config, World(torch.device("cpu")))) as data:
+        data.home = torch.device("meta")  # as an Apple GPU, for which no memory is page-locked
+        with Operations() as found:
+            data.indices_at(0)
+    copies = [knobs for _, knobs, device in found.calls if device == data.home]
+    assert [knobs.get("non_blocking", False) for knobs in copies] == [False]

@@ -19,8 +19,6 @@ from ..runtime.run_dir import best_checkpoint
 from ..tasks import TASKS
 from .reading import Best, first_reason, load_best
 
-MOST_IMAGES = 1024  # evaluated at once: of larger batches of training, each GPU had a share
-
 
 @dataclass(frozen=True)
 class LoadedModel(Best):
@@ -57,8 +55,7 @@ class LoadedModel(Best):
         """
         how = {"task": self.config.model.task, "mean_std": (self.mean, self.std)}
         data = data or self.config.data
-        batch_size = min(MOST_IMAGES, max(1, data.batch_size // world.size))
-        images = EvalData(data, split, world, run, batch_size, classes=self.classes, **how)
+        images = EvalData(data, split, world, run, classes=self.classes, **how)
         self.check_images(images.source, split)
         return images
 

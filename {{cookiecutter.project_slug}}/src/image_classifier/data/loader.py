@@ -31,6 +31,8 @@ from .samples import LEFT_OUT, Samples, load, load_shared
 from .shared_memory import HostBatch
 from .splits import MeanStd, load_spread, open_split
 
+MOST_IMAGES = 1024  # that are evaluated at once, unless a caller says how many
+
 
 class TrainData:
     """The training images, in an order that depends on the seed and the epoch alone."""
@@ -148,9 +150,10 @@ class TrainData:
             drawn = seeding.order_at(*place, len(self.source))
             drawn = chained("order", "change_order", drawn, self.data, self.source, *place)
             order = seeding.images_of(drawn, len(self))
-            order = order.pin_memory() if self.home.type == "cuda" else order
+            is_cuda = self.home.type == "cuda"  # Apple's GPUs would copy what is freed by then
+            order = order.pin_memory() if is_cuda else order
             self.epoch = epoch
-            self.orders = (order.to(self.home, non_blocking=True), drawn)
+            self.orders = (order.to(self.home, non_blocking=is_cuda), drawn)
         return self.orders
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
@@ -214,7 +217,8 @@ class EvalData:
         """Open the dataset; the first pass loads its images or starts its workers.
 
         Images are `data.eval_size` pixels wide, in batches of `batch_size`, by default this rank's
-        share of `data.batch_size`. `mean_std` and `classes` are as those of `open_split`.
+        share of `data.batch_size`, or 1,024: several GPUs may have trained it. `mean_std` and
+        `classes` are as those of `open_split`.
 
         Raises:
             UserError: if the split is empty, or there is no memory for a batch.
@@ -223,7 +227,7 @@ class EvalData:
         run = run or RunConfig()
         self.data = data
         self.world = world
-        self.batch_size = batch_size or max(1, data.batch_size // world.size)
+        self.batch_size = batch_size or min(MOST_IMAGES, max(1, data.batch_size // world.size))
         self.source, self.note = open_split(
             data, split, world, run.dir, task=task, mean_std=mean_std, classes=classes
         )

@@ -17,7 +17,7 @@ from image_classifier.checkpoints.reading import (
 )
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
-from image_classifier.data import DATASETS
+from image_classifier.data import DATASETS, loader
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
@@ -34,7 +34,7 @@ def test_it_repeats_the_result_of_a_run(trained_once, capsys):
 
 
 def test_a_large_batch_of_training_is_evaluated_in_parts(trained_once, monkeypatch):
-    monkeypatch.setattr(loaded_model, "MOST_IMAGES", 7)
+    monkeypatch.setattr(loader, "MOST_IMAGES", 7)
     world = World(torch.device("cpu"))
     loaded = loaded_model.load_model(str(trained_once), ComputeConfig(), world)
     batches = [*loaded.open_images("val", world).batches()]

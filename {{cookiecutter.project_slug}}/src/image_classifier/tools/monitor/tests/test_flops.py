@@ -88,6 +88,12 @@ def test_a_device_is_measured_by_several_products_between_two_waits(monkeypatch)
     assert found == len(products) * 2 * 16**3 == 10 * 2 * 16**3  # in the second that it took
 
 
+def test_on_the_fastest_gpu_a_wait_is_a_small_part_of_what_is_measured():
+    size, count = flops.PRODUCTS["cuda"]
+    fastest = max(half for half, _ in flops.DATASHEETS.values())
+    assert count * 2 * size**3 / (fastest * 1e12) > 100 * 0.03e-3  # seconds of a wait
+
+
 def test_a_run_logs_what_an_image_costs_and_its_share_of_the_peak(config, monkeypatch, capsys):
     # In CPU time, so that a peak that is measured while other programs run is not too low.
     monkeypatch.setattr(flops, "time", SimpleNamespace(perf_counter=time.process_time))

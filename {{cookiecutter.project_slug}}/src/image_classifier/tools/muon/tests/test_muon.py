@@ -62,6 +62,26 @@ def test_in_fp32_it_is_the_exact_iteration(columns, smallest):
     assert torch.equal(found, orthogonal(matrices.mT, is_bf16=False).mT)
 
 
+def test_weights_of_one_shape_are_updated_together_as_each_alone():
+    draws = torch.Generator().manual_seed(0)
+    start = torch.randn(2, 3, 8, 8, 3, 3, generator=draws)  # weights and gradients of three filters
+    ends = []
+    for together in (True, False):
+        weights = [nn.Parameter(filters.clone()) for filters in start[0]]
+        muon = optimizer.Muon(weights, lr=0.1, betas=(0.9, 0.999), weight_decay=0.1)
+        muon.is_bf16 = False
+        (group,) = muon.param_groups
+        for factor in (1.0, -0.5):
+            for weight, gradient in zip(weights, start[1], strict=True):
+                weight.grad = factor * gradient
+            with torch.no_grad():
+                for part in [weights] if together else [[weight] for weight in weights]:
+                    muon.update_hidden(part, group)
+        ends.append(torch.stack([weight.detach() for weight in weights]))
+    assert torch.allclose(*ends, rtol=1e-4, atol=1e-5)
+    assert (ends[0] - start[0]).abs().min() > 0
+
+
 @pytest.mark.parametrize("usual", ["fp32", "bf16"])
 def test_a_cpu_computes_it_in_bf16_only_if_it_has_that(usual, monkeypatch):
     monkeypatch.setattr(optimizer, "usual_precision", lambda _: usual)
