@@ -89,6 +89,7 @@ BEGINNINGS = {
     " --run.dir RUN --rows",
     "tune": "train.py finetune --data.root PHOTOS --run.init-from= --optim.no-freeze-bn"
     " --epochs 1 --run.log-every-steps 5 --run.dir RUN {tuned}",
+    "profile": "train.py folder --profile --data.root PHOTOS {photos} {brief} --run.dir RUN",
     "airbench": "cifar10_speed --model.name airbench --epochs 8 --augment.cutout 0"
     " --augment.min-size 0",
     "tips_1": "mixed_precision channels_last fused_optimizer cudnn_benchmark pin_memory"
@@ -101,6 +102,8 @@ BEGINNINGS = {
 # Each stage, and its commands: seconds, what they need, and words for Python. Commands of a stage
 # that is marked so run at the same time: they prove, and measure no speed.
 STAGES = """
+what this machine is
+   20  -          {step} machine
 correct, at the same time
    90  -          train.py smoke --compute.device {device} --data.where stream --data.workers 4
                   --run.dir RUN
@@ -133,7 +136,10 @@ a few photographs, from trained weights
   100  -          train.py finetune_lite0 --data.root SOME --compute.device {device} --run.dir RUN
                   {few}
 where the time of a step goes
-   90  -          train.py folder --profile --data.root PHOTOS {photos} {brief} --run.dir RUN
+   90  -          {profile}
+   90  gpu        {profile} --augment.policy none
+   90  gpu        {profile} --optim.ema-decay 0
+   90  gpu        {profile} --optim.name sgd --optim.lr 0.1
    90  gpu,cifar  train.py {airbench} --profile --data.name folder --data.root CIFAR --run.dir RUN
    90  gpu,cifar  train.py cifar10_speed --profile --data.name folder --data.root CIFAR --epochs 4
                   --run.dir RUN
@@ -149,6 +155,7 @@ modes of torch.compile; decoding on the GPU; checkpointing
 kills, and what cifar10 and cifar10_best reach beside airbench96, at the same time
   400  -          -m faults --gpu --tries {tries} --only random
   400  -          -m faults --gpu --tries {tries} --only without
+  400  -          -m faults --gpu --tries {tries} --only transformer
   300  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10{short}'
   300  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10_best{short}'
   300  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS --script airbench96_faster
@@ -161,6 +168,8 @@ other sizes of whole training
   590  gpu        {compare} --only ours-jpeg ours-fp32 ours-fp32-nchw
 fine-tuning of a network of timm at 224 pixels
   300  -          {tune}
+memory after evaluations of streamed images, and the time of saves
+  120  -          {step} evaluations --photos PHOTOS --words 'folder {photos} {brief}'
 """
 
 
@@ -180,13 +189,13 @@ def stages(on_gpu: bool, only: Sequence[str] = ("",)) -> dict[int, tuple[str, li
     found: dict[int, tuple[str, list[Command]]] = {}
     for line in STAGES.replace("\n" + " " * 18, " ").strip().splitlines():
         if not line.startswith(" "):
-            found[len(found) + 1] = line, []
+            found[len(found)] = line, []
             continue
         seconds, needs, words = line.split(maxsplit=2)
         needed = tuple(need for need in needs.split(",") if need != "-")
         command = Command(words.format(**sizes, **begin).strip(), int(seconds), needed)
         if any(word in command.words for word in only):
-            found[len(found)][1].append(command)
+            found[len(found) - 1][1].append(command)
     return found
 
 
@@ -314,10 +323,10 @@ def run(given: argparse.Namespace) -> int:
 
             def make(command: Command, number: int = number, sharing: int = sharing) -> None:
                 left = given.seconds - (time.monotonic() - began)
-                if left < 10:
+                seconds = min(command.seconds, 0.9 * given.seconds)
+                if left < seconds:  # killed before its end, it would be made again
                     say(log, f"-- no time left: {command.words}")
                     return
-                seconds = min(command.seconds, left)
                 result = run_command(command.words, seconds, places, log, sharing)
                 found["commands"][command.words] = {"stage": number, **result}
                 for path in (state, given.out / "gpu.json"):
@@ -354,7 +363,9 @@ def prepare(on_gpu: bool, log: Any) -> dict[str, str]:  # noqa: ANN401
         paths = sorted(map(str, (ROOT / "wheels").glob("*.whl")))
         words = ["pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
         words += ["--disable-pip-version-check", "--target", str(WORK / "part"), *paths]
-        subprocess.run([sys.executable, "-m", *words], check=True)
+        if subprocess.run([sys.executable, "-m", *words], check=False).returncode:
+            version = "{}.{}".format(*sys.version_info)
+            sys.exit(f"the wheels can't be installed: pack them by --python {version}")
         (WORK / "part").rename(site)  # whole, or not there
         # Every Python that has the project on its path finds them, whoever starts it.
         line = f"import sys; sys.path.insert(0, {str(site)!r})\n"

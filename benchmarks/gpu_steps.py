@@ -6,6 +6,8 @@
     python benchmarks/gpu_steps.py compile            # the modes of torch.compile
     python benchmarks/gpu_steps.py decode --photos FOLDER      # nvJPEG, and CPU workers
     python benchmarks/gpu_steps.py checkpointing      # memory and images/s of fine-tuning
+    python benchmarks/gpu_steps.py evaluations --photos FOLDER --words folder   # memory, saves
+    python benchmarks/gpu_steps.py machine            # the first that a machine is asked
 
 `repeat` trains in one process, as airbench does, after a run that only warms up. Its seconds are
 those of airbench: from when the first batch is asked for to the end of the last step, and those of
@@ -313,8 +315,67 @@ def checkpointing(given: argparse.Namespace) -> Rows:
     return rows
 
 
-VERBS = {"repeat": repeat, "peers": peers, "compile": compiled, "decode": decode}
-VERBS["checkpointing"] = checkpointing
+def machine(given: argparse.Namespace) -> Rows:
+    """What a report of a fault needs to name; and whether the GPU may read memory of workers."""
+    import resource
+
+    import torch
+    import torchvision
+    from image_classifier.data import shared_memory
+    from image_classifier.runtime.machine import device_name, host_memory_bytes, num_cores
+
+    device = torch.device(given.device)
+    lockable = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    row = {"cores": float(num_cores()), "memory_gb": host_memory_bytes() / 2**30}
+    print(f"Python {sys.version}; torch {torch.__version__}, torchvision {torchvision.__version__}")
+    print(f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}")
+    print(f"{device_name(device)}; {row}")
+    print(f"ulimit -l: {'unlimited' if lockable == resource.RLIM_INFINITY else lockable}")
+    if given.device == "cuda":
+        row["gpu_gb"] = torch.cuda.mem_get_info()[1] / 2**30
+        print(torch.cuda.get_device_properties(device))
+        memory = shared_memory.shared((2**26,), torch.uint8)
+        if not shared_memory.page_lock(memory):
+            sys.exit(f"64 MB can't be page-locked: {shared_memory.refusals[-1]}")
+    return {device_name(device): [row]}
+
+
+def evaluations(given: argparse.Namespace) -> Rows:
+    """Memory of the GPU after evaluations of streamed images, and how long saves stop a run."""
+    import image_classifier.train as module
+    import torch
+    from image_classifier.checkpoints import Checkpoints
+    from image_classifier.cli import main
+
+    reserved: list[float] = []
+    saves: list[float] = []
+    own_evaluate, own_save = module.evaluate, Checkpoints.save
+
+    def evaluate(*words: Any) -> Any:  # noqa: ANN401
+        found = own_evaluate(*words)
+        reserved.append(torch.cuda.memory_reserved() / 2**30 if given.device == "cuda" else 0.0)
+        return found
+
+    def save(*words: Any) -> None:  # noqa: ANN401
+        began = now(given.device)
+        own_save(*words)
+        saves.append(time.perf_counter() - began)
+
+    module.evaluate, Checkpoints.save = evaluate, save
+    words = ["train", *shlex.split(given.words), "--data.root", str(given.photos)]
+    words += ["--data.where", "stream", "--run.evaluate-every-epochs", "0.2", "--run.trackers"]
+    with tempfile.TemporaryDirectory() as folder:
+        code = main([*words, "--run.processes", "1", "--run.dir", f"{folder}/run"])
+    if code:
+        sys.exit(code)
+    row = {"first_evaluation_gb": reserved[0], "last_evaluation_gb": reserved[-1]}
+    row |= {"evaluations": float(len(reserved)), "longest_save_seconds": max(saves)}
+    print(row, flush=True)
+    return {given.words: [row]}
+
+
+VERBS = {"machine": machine, "repeat": repeat, "peers": peers, "compile": compiled}
+VERBS |= {"decode": decode, "checkpointing": checkpointing, "evaluations": evaluations}
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ python -m faults                      # all, into benchmarks/results/faults.json
 python -m faults --short              # a few tries of each, printed
 python -m faults --only kill          # rows whose names hold a word, printed
 python -m faults --again worker       # rows whose names hold a word, in place of those in that file
-python -m faults --gpu --tries 20     # two rows that say most on a GPU, printed
+python -m faults --gpu --tries 20     # the rows that say most on a GPU, printed
 """
 
 import argparse
@@ -302,6 +302,13 @@ ON_GPU = [
         "the same without it",
         "each step has the same images, labels and pixels",
         kills.without_deterministic,
+        20,
+        1,
+    ),
+    Row(
+        "`kill -9` of a transformer with `--deterministic`, whose page has maps",
+        "weights and log as of an unbroken run, to the last bit",
+        kills.of_transformers,
         20,
         1,
     ),

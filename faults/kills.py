@@ -132,6 +132,12 @@ def with_deterministic(scratch: Path, tries: int) -> str:
     return in_training(scratch, tries, deterministic=True, precision="bf16")
 
 
+def of_transformers(scratch: Path, tries: int) -> str:
+    """`with_deterministic` of a network whose maps and whose attention have kernels of their own."""
+    knobs = {"model__name": "vit_s", "data__image_size": 64, "epochs": 1}
+    return in_training(scratch, tries, deterministic=True, precision="bf16", **knobs)
+
+
 def without_deterministic(scratch: Path, tries: int) -> str:
     """Kill runs that may round differently: each step has the images of an unbroken run."""
     chance = random.Random(5)

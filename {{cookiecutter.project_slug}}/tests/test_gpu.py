@@ -12,16 +12,19 @@ import torch.distributed as dist
 from conftest import (
     GROWING,
     changed,
+    job_of,
     losses,
     mixed,
     on_deep,
     run_alone,
     run_ranks,
+    start,
     train_until,
     untrained_run,
 )
 from test_fake_gpu import of_several, read_after
-from test_faults import last, plant
+from test_faults import NO_MEMORY, last, plant
+from test_ranks import failing
 from test_resume import assert_same
 
 from image_classifier.checkpoints import state as state_module
@@ -34,7 +37,7 @@ from image_classifier.config import (
 )
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.loader import TrainData
-from image_classifier.errors import FaultError
+from image_classifier.errors import EXIT_OUT_OF_MEMORY, FaultError
 from image_classifier.extensions import find_tool
 from image_classifier.models import build_model, models_by_name
 from image_classifier.parallel import wrap_ddp
@@ -353,3 +356,29 @@ def talk_by_nccl():
 
 def test_nccl_serves_a_group_beside_one_of_gloo():
     assert run_alone(talk_by_nccl) == (0, (1.0, True))
+
+
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+
+
+@two_gpus
+def test_two_gpus_learn_as_one(on_gpu, tmp_path):
+    config = changed(on_gpu, model__name="resnet9_gn", model__dropout=0.0)
+    config = changed(config, **mixed(mixup=0.0, cutmix=0.0))  # of images of a rank
+    alone = changed(config, run__dir=str(tmp_path / "alone"))
+    run_ranks(2, train, config)
+    train(alone)
+    assert losses(config.run.dir) == pytest.approx(losses(alone.run.dir), rel=1e-2)
+
+
+@two_gpus
+def test_an_error_on_one_gpu_ends_its_process_while_the_other_waits_for_it(tmp_path):
+    ranks = [
+        start(failing, NO_MEMORY[0], tmp_path / rank["RANK"], rank=rank)[0] for rank in job_of(2)
+    ]
+    ranks[1].join(timeout=30)  # NCCL itself would wait for six minutes
+    ended_with = ranks[1].exitcode
+    for process in ranks:
+        process.kill()
+    assert ended_with == EXIT_OUT_OF_MEMORY
+    assert "rank 1: out of memory at step 2 with micro-batch " in (tmp_path / "1").read_text()
