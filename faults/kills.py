@@ -133,7 +133,7 @@ def with_deterministic(scratch: Path, tries: int) -> str:
 
 
 def of_transformers(scratch: Path, tries: int) -> str:
-    """`with_deterministic` of a network whose maps and whose attention have kernels of their own."""
+    """`with_deterministic` of a network whose attention and maps have kernels of their own."""
     knobs = {"model__name": "vit_s", "data__image_size": 64, "epochs": 1}
     return in_training(scratch, tries, deterministic=True, precision="bf16", **knobs)
 
