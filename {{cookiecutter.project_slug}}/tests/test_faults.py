@@ -68,6 +68,10 @@ NO_MEMORY = [
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in"),
+    RuntimeError("GET was unable to find an engine to execute this computation"),
+    RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"),
     RuntimeError("MPS backend out of memory (MPS allocated: 8.95 GiB, max allowed: 9.07 GiB)"),
     RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: not enough memory"),
 ]
@@ -200,7 +204,8 @@ def test_another_error_of_a_gpu_is_not_taken_for_a_lack_of_memory(config, monkey
 
 def test_where_one_image_is_too_much_the_message_says_what_needs_less(config, monkeypatch):
     lack_memory(monkeypatch, most=0)
-    with pytest.raises(FaultError, match=r"micro-batch 1: .* a smaller --data.image-size") as error:
+    said = r"micro-batch 1: .* a smaller --data.image-size .*\(CUDA out of memory\. "
+    with pytest.raises(FaultError, match=said) as error:
         train(changed(config, optim__accumulate=16))
     assert error.value.code == 1
 

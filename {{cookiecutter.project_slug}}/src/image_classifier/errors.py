@@ -1,6 +1,5 @@
 """What ends a run with one line on the screen: users' mistakes, faults, and their exit codes."""
 
-import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
@@ -13,8 +12,6 @@ EXIT_DONE, EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_OUT_OF_MEMORY, EXIT_PEER_LOST, EXIT_RESTART = 73, 74, 75
 
 OF_TOOLS = "; more come with tools: see pretuned add"  # of commands, presets, datasets, ...
-# CUDA, ROCm, NCCL and Apple's GPUs; cuBLAS and cuDNN; torch's allocator for the CPU.
-OUT_OF_MEMORY = re.compile("out of memory|_ALLOC(ATION)?_FAILED|DefaultCPUAllocator: ")
 
 
 class UserError(ValueError):
@@ -32,15 +29,6 @@ def is_peer_failure(error: Exception) -> bool:
     # By the name of torch's class, as torch takes seconds to import.
     kinds = [kind.__name__ for kind in type(error).__mro__]
     return "DistError" in kinds or "gloo/transport" in str(error)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch, or a library that it calls, says in `error` that memory ran out."""
-    if not isinstance(error, RuntimeError) or isinstance(error, FaultError):
-        return False
-    # By the name of torch's class, as torch takes seconds to import.
-    kinds = [kind.__name__ for kind in type(error).__mro__]
-    return "OutOfMemoryError" in kinds or OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def choose(what: str, name: str, table: Mapping[str, T], more: str = "") -> T:

@@ -80,21 +80,18 @@ class TrainState:
         """Move the averaged weights towards the model's."""
         # The first averages are over few steps, so that random initial weights do not stay in them.
         decay = min(self.ema_decay, (1 + self.step) / (10 + self.step))
-        floats, counts = ([map(local_part, pair) for pair in pairs] for pairs in self.pairs)
+        pairs = [tuple(map(local_part, pair)) for pair in self.pairs]
+        floats = [pair for pair in pairs if pair[1].is_floating_point()]
+        counts = [pair for pair in pairs if not pair[1].is_floating_point()]  # BatchNorm's batches
         torch._foreach_lerp_(*zip(*floats, strict=True), 1 - decay)
         if counts:
             torch._foreach_copy_(*zip(*counts, strict=True))
 
     @cached_property
-    def pairs(self) -> tuple[list[tuple[Tensor, Tensor]], ...]:
-        """Averaged tensors with those of the model: numbers, and counts, as BatchNorm has.
-
-        They stay the same in a run; to find those of ResNet-50 takes half a millisecond.
-        """
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Averaged tensors with those of the model; to find ResNet-50's takes 0.5 ms."""
         nets = self.ema, self.model
-        pairs = [*zip(*(chain(net.parameters(), net.buffers()) for net in nets), strict=True)]
-        floats = [pair for pair in pairs if pair[1].is_floating_point()]
-        return floats, [pair for pair in pairs if not pair[1].is_floating_point()]
+        return [*zip(*(chain(net.parameters(), net.buffers()) for net in nets), strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values only, so that it loads with `weights_only=True`."""

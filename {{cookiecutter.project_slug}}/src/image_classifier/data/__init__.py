@@ -4,7 +4,7 @@ To train and to evaluate: `TrainData` and `EvalData`, which yield a `Batch` each
 a function in `datasets/` that returns a `Source`, and its name in `DATASETS`.
 """
 
-from .arrays import COLORED, channel_axis, dtype_of, fitted, take, wrong_channels
+from .arrays import COLORED, dtype_of, fitted, take, wrong_channels
 from .autotune import fits_memory, open_loader
 from .batch import Augmented, Batch, prefetched
 from .cache_folder import NO_CACHE, cache_folder

@@ -217,8 +217,7 @@ class EvalData:
         """Open the dataset; the first pass loads its images or starts its workers.
 
         Images are `data.eval_size` pixels wide, in batches of `batch_size`, by default this rank's
-        share of `data.batch_size`, or 1,024: several GPUs may have trained it. `mean_std` and
-        `classes` are as those of `open_split`.
+        share of `data.batch_size`, at most 1,024. `mean_std` and `classes` are as `open_split` has.
 
         Raises:
             UserError: if the split is empty, or there is no memory for a batch.

@@ -5,16 +5,24 @@ come, and a check before each exchange of gradients would end its overlap with c
 rank that fails writes down half of its micro-batch, all start again, and read it.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..config import Config
-from ..errors import EXIT_OUT_OF_MEMORY, FaultError, is_out_of_memory
+from ..errors import EXIT_OUT_OF_MEMORY, FaultError
+from .console import first_line
 from .distributed import World
 from .files import read_object, write_json
 
 FILE = "micro_batch.json"  # in the run folder, to the end of the run
+# CUDA, ROCm, NCCL and Apple's GPUs; cuBLAS and cuDNN, also where a handle or an algorithm finds no
+# memory; torch's allocator for the CPU.
+OUT_OF_MEMORY = re.compile(
+    "out of memory|_ALLOC(ATION)?_FAILED|CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_NOT_SUPPORTED"
+    "|nable to find (an engine|a valid cuDNN algorithm)|DefaultCPUAllocator: "
+)
 
 
 class OutOfMemoryError(FaultError):
@@ -55,7 +63,7 @@ class MicroBatch:
             if self.size == 1:
                 raise FaultError(
                     f"{place}: not even one image at a time fits; a smaller --data.image-size or "
-                    "--model.name, or --data.where host, needs less"
+                    f"--model.name, or --data.where host, needs less ({first_line(error)})"
                 ) from error
             half = self.size // 2
             with suppress(FileNotFoundError):  # another rank has renamed our file
@@ -75,3 +83,9 @@ def smaller_batch_on_oom(flag: str, size: int) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise FaultError(f"out of memory: give a smaller {flag} than {size}") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch, or a library that it calls, says in `error` that memory ran out."""
+    is_theirs = isinstance(error, RuntimeError) and not isinstance(error, FaultError)
+    return is_theirs and OUT_OF_MEMORY.search(str(error)) is not None

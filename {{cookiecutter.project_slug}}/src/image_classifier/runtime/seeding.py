@@ -141,5 +141,5 @@ def seed_everything(seed: int, deterministic: bool, device: torch.device) -> str
     elif deterministic:
         level = f"{exact} GPU type with the same number of processes"
     else:
-        level = "same images and pixels, rounding may differ (--deterministic: none does)"
+        level = "same images, on one GPU type same pixels; exact numbers need --deterministic"
     return f"seed {seed}: {level}"

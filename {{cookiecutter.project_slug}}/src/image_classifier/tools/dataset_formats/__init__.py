@@ -1,1 +1,1 @@
-"""What datasets that are no folders of files share: labels as numbers, and their parts."""
+"""What datasets that are no folders of files share: labels as numbers, parts, and channels."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ...checkpoints import TrainState
-from ...errors import is_out_of_memory
 from ...extensions import option
 from ...runtime.console import printable
 from ...runtime.files import write_json
+from ...runtime.out_of_memory import is_out_of_memory
 from ...runtime.platform import peak_memory_bytes
 from ...tracking import Setup
 

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from ...config import Config
 from ...data import Augmented, TrainData
-from ...errors import FaultError, UserError, is_out_of_memory
+from ...errors import FaultError, UserError
 from ...extensions import find_tool
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.machine import device_name, host_memory_bytes
+from ...runtime.out_of_memory import is_out_of_memory
 from ...runtime.platform import hand_back_memory, peak_memory_bytes
 from ...runtime.run_dir import open_run
 from ...runtime.seeding import seed_everything

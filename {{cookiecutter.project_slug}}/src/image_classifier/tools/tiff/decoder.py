@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ...data import COLORED, NPY_START, channel_axis, wrong_channels
+from ...data import COLORED, NPY_START, wrong_channels
 from ...errors import UserError
 from ...runtime.platform import install_command
+from ..dataset_formats.arrays import channel_axis
 
 PLAIN, DEFLATE = 1, (8, 32946)  # compressions
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from ...config import DataConfig
-from ...data import Source, channel_axis, fitted, image_pixels, unreadable
+from ...data import Source, fitted, image_pixels, unreadable
 from ...errors import UserError
 from ...runtime.console import printable
+from ..dataset_formats.arrays import channel_axis
 from ..dataset_formats.labels import numbers_as_names
 
 
