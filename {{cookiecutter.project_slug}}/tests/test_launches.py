@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conftest import changed, mixed
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,6 +16,9 @@ from image_classifier.data import TrainData
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World
+from image_classifier.train import Training
+
+CPU = World(torch.device("cpu"))
 
 
 class Operations(TorchDispatchMode):
@@ -57,8 +61,36 @@ def test_a_deep_network_is_updated_and_averaged_in_as_many_operations_as_a_flat_
     assert counts[0] == counts[1] <= most
 
 
+# Options, and the most operations: of augmentation, and of a whole step of a small network.
+STEPS = [
+    ({"augment__crop": "none", "augment__flip": "none"}, 5, 110),
+    ({"augment__crop": "pad", "augment__flip": "random"}, 25, 130),
+    ({"augment__crop": "pad", "augment__flip": "alternating"}, 25, 130),
+    ({"optim__ema_decay": 0.9, "optim__clip_norm": 1.0}, 25, 140),
+]
+STEPS += [
+    (knobs, 45, 150) for knobs in (mixed(cutout=4), mixed(mixup=0.2), mixed(cutmix=0.5)) if knobs
+]
+
+
+@pytest.mark.parametrize(("knobs", "augmented", "whole"), STEPS)
+def test_a_step_takes_few_operations(config, knobs, augmented, whole):
+    config = changed(config, model__name="resnet9", data__where="device", **knobs)
+    size = config.data.batch_size
+    with closing(TrainData(config, CPU)) as data:
+        training = Training(config, CPU, data, size)
+        training.begin()
+        for loaded in data.batches(0, 2):  # the first step allocates
+            with Operations() as of_step:
+                training.step(loaded, 0.1, size)
+        with Operations() as of_augment:
+            training.augment(loaded, 1)
+    assert len(of_augment.calls) <= augmented
+    assert len(of_step.calls) <= whole
+
+
 def test_an_order_is_copied_while_the_host_goes_on_out_of_page_locked_memory_alone(config):
-    with closing(TrainData(config, World(torch.device("cpu")))) as data:
+    with closing(TrainData(config, CPU)) as data:
         data.home = torch.device("meta")  # as an Apple GPU, for which no memory is page-locked
         with Operations() as found:
             data.indices_at(0)
