@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from image_classifier.config import Config, DataConfig
+from image_classifier.data.cache_folder import cache_folder
 from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
@@ -195,3 +196,8 @@ def test_an_unusable_folder_is_named(tmp_path, files, message):
     put(tmp_path / "own", *files.split())
     with pytest.raises(UserError, match=message):
         [opened(tmp_path / "own", split) for split in ("train", "val")]
+
+
+def test_images_at_the_root_of_a_disk_need_a_folder_for_what_is_made_of_them():
+    with pytest.raises(UserError, match="'/' has nothing beside it: set --data.cache FOLDER"):
+        cache_folder(DataConfig("folder", "/"))

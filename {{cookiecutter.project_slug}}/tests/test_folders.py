@@ -8,11 +8,12 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from conftest import read_image
+from conftest import changed, paths_of, read_image, write_photo
 from PIL import Image
 from test_datasets import opened, put
 
 from image_classifier.config import DataConfig
+from image_classifier.data import DATASETS, Source, open_files
 from image_classifier.data.datasets.listing import (
     class_folders,
     walk,
@@ -23,6 +24,7 @@ from image_classifier.data.datasets.parts import (
     look,
 )
 from image_classifier.errors import UserError
+from image_classifier.train import train
 
 
 def fill(root, folders, count=6):
@@ -249,3 +251,20 @@ def test_a_name_that_is_nearly_right_is_suggested(tmp_path):
     with pytest.raises(UserError, match="has not: 'spidre'; did you mean spider"):
         opened(tmp_path, "val")
     assert look("\uff23\u200dat ") == look("cat")
+
+
+def test_a_link_back_brings_no_images_of_other_classes(tmp_path):
+    for name in ("train/ant/1.jpg", "train/bee/2.jpg", "train/ant/__3__.jpg"):
+        write_photo(tmp_path / name, 0)
+    (tmp_path / "train/ant/up").symlink_to("..")
+    (tmp_path / "train/bee/top").symlink_to(tmp_path)
+    data = DataConfig("folder", str(tmp_path / "train"), val_fraction=0.001)
+    source = open_files(data, "all")
+    assert paths_of(source) == ["ant/1.jpg", "ant/__3__.jpg", "bee/2.jpg"]
+
+
+def test_images_of_one_class_train_nothing(config, monkeypatch):
+    source = Source(torch.zeros(8, dtype=torch.int64), ("ant",), torch.zeros(8, 4, 4, 3).byte())
+    monkeypatch.setitem(DATASETS, "mine", lambda *_: source)
+    with pytest.raises(UserError, match="all images are of one class, 'ant'"):
+        train(changed(config, data__name="mine"))

@@ -12,7 +12,7 @@ from .crops import BOX_DRAWS, fit_square, mean_color, random_sides, resize
 from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import ALL, NoLabelsError, WrapperError, are_in_folders, find_folders
 from .datasets.listing import NO_CLASS, class_folders, has_suffix, is_junk, listing, show, walk
-from .datasets.parts import ROLES, check_fold, divide, find_name, find_parts, look, part_of, role_of
+from .datasets.parts import ROLES, check_own, divide, find_name, find_parts, look, part_of, role_of
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
 from .decode import FORMATS, NPY_START, BadImageError, decode_image, image_pixels, unreadable

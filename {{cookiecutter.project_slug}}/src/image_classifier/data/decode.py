@@ -4,6 +4,7 @@ import errno
 import io
 import logging
 import os
+import re
 import warnings
 from pathlib import Path
 
@@ -25,6 +26,7 @@ JPEG_SHRINK = 2  # a JPEG of more pixels is decoded at half its sides, up to 4 t
 FOR_LARGE = "shrink it"
 NPY_START = b"\x93NUMPY"
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
+PAGES = re.compile(rb'\nchannels=3\n|SizeC="3"')  # ImageJ and OME: each page is a channel
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
 JPEG_START = b"\xff\xd8\xff"
 FILL = 0xFF
@@ -90,7 +92,9 @@ def decode_image(encoded: bytes, channels: int = 3, bits: int = 8) -> Tensor:
 def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
     """The pixels of a file that `decode_jpeg` does not read: (height, width, any)."""
     is_tiff = encoded.startswith(TIFF_STARTS)
-    if encoded.startswith(NPY_START) or (is_tiff and channels not in COLORED):
+    has_pages = is_tiff and channels == 3 and PAGES.search(encoded) is not None
+    has_pages = has_pages and channels_of_tiff(encoded) == 1  # of which Pillow reads the first
+    if encoded.startswith(NPY_START) or has_pages or (is_tiff and channels not in COLORED):
         return decode_array(encoded, channels)
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:

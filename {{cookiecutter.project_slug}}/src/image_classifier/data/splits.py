@@ -62,8 +62,8 @@ def open_source(
     """A split of the dataset; one process opens it before the others, as it may download it.
 
     Raises:
-        UserError: if there are no images, their labels are not for the task, or another machine
-            has other images.
+        UserError: if there are no images, or of one class, their labels are not for the task, or
+            another machine has other images.
     """
     with world.local_main_first(f"opening the {split} images"):
         source = open_dataset(data, split).numbered(classes, split).fitted(task, split)
@@ -74,6 +74,8 @@ def open_source(
         )
     if not len(source):
         raise UserError(f"{split}: there are no images")
+    if split == "train" and len(source.classes) == 1 and not source.is_multi_label:
+        raise UserError(f"all images are of one class, {source.classes[0]!r}: several are needed")
     return source
 
 

@@ -18,6 +18,7 @@ from ...errors import OF_TOOLS, UserError, choose
 from ...extensions import chained, find_tools, functions
 from ...runtime.seeding import DATASET, seeded
 from .folder import folder
+from .parts import check_fold
 from .shapes import shapes
 from .source import Source
 
@@ -46,11 +47,7 @@ def find_dataset(data: DataConfig) -> Callable[[DataConfig, str], Source]:
     for find in functions("labels", "find_dataset"):
         if found := find(data):
             return found
-    if (data.fold + 1) * data.val_fraction > 1:
-        raise UserError(
-            f"--data.fold {data.fold}: with --data.val-fraction {data.val_fraction:g} there "
-            f"are the folds 0 .. {int(1 / data.val_fraction) - 1}"
-        )
+    check_fold(data)
     if data.name in DATASETS:
         return DATASETS[data.name]
     tools = find_tools("dataset").values()

@@ -12,7 +12,7 @@ from ...extensions import functions
 from ...runtime.console import some
 from ..decode import SUFFIXES
 from .listing import class_folders, has_suffix, is_junk, listing, show, walk
-from .parts import USUAL, check_fold, divide, find_name, find_parts, look, part_of, role_of
+from .parts import USUAL, check_own, divide, find_name, find_parts, look, part_of, role_of
 from .paths import PathList
 from .source import Source
 
@@ -43,7 +43,8 @@ def folder(data: DataConfig, split: str) -> Source:
         raise UserError(f"--data.root {data.root!a}: {what}")
     parts = find_folders(root)
     hint = f"; --data.root {str(parts.get('train', root))!a} divides the others"
-    check_fold(parts["val"].name if "val" in parts else None, data.fold, data.root, hint)
+    names = {part: place.name for part, place in parts.items()}
+    check_own(names, data.root, data, split, hint)
     own = None if split == "train" else parts.get(split)  # the folder of the split alone
     if split == "test" and not own and ("val" in parts or not getattr(data, "test_fraction", 0)):
         raise UserError(f"{data.root!a} has no folder 'test'")

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from ...errors import UserError
 from ...runtime.console import printable
@@ -23,16 +24,16 @@ def walk(top: bytes, others: Counter[str] | None = None) -> Iterator[bytes]:
     Raises:
         UserError: if a folder can't be listed.
     """
-    yield from enter(top, set(), Counter() if others is None else others)
+    above = Path(os.path.realpath(os.fsdecode(top))).parents  # to which no link leads back
+    yield from enter(top, {*map(os.fsencode, above)}, Counter() if others is None else others)
 
 
-def enter(top: bytes, seen: set[tuple[int, int]], others: Counter[str]) -> Iterator[bytes]:
-    """`walk`, but not into folders that were `seen`: device and number of each."""
+def enter(top: bytes, seen: set[bytes], others: Counter[str]) -> Iterator[bytes]:
+    """`walk`, but not into folders that were `seen`, each without links in its path."""
     folders, files = listing(top)
-    status = os.stat(top)
-    if (status.st_dev, status.st_ino) in seen:
+    if (place := os.path.realpath(top)) in seen:
         return
-    seen.add((status.st_dev, status.st_ino))
+    seen.add(place)
     # A folder has the slash that follows it: so the order is that of whole paths.
     for name in sorted([*files, *(name + b"/" for name in folders)]):
         path = os.path.join(top, name)
@@ -49,7 +50,7 @@ def listing(folder: bytes) -> tuple[list[bytes], list[bytes]]:
     _, folders, files = next(os.walk(folder, onerror=fail), (folder, [], []))
     left = RUN_FOLDERS if is_run({*folders, *files}) else ()
     folders = [n for n in folders if not (is_junk(n) or n in left or is_output(folder, n))]
-    return folders, [name for name in files if not is_junk(name)]
+    return folders, [name for name in files if not name.startswith(b".")]
 
 
 def class_folders(place: bytes) -> list[bytes]:
@@ -92,7 +93,7 @@ def has_image(path: bytes) -> bool:
     """Whether there is an image below a folder; mostly its first file tells."""
     try:
         with os.scandir(path) as entries:
-            likely = (e for e in entries if has_suffix(e.name) and not is_junk(e.name))
+            likely = (e for e in entries if has_suffix(e.name) and not e.name.startswith(b"."))
             if not all(os.path.isdir(entry.path) for entry in likely):
                 return True
     except OSError as error:
@@ -106,7 +107,7 @@ def has_suffix(path: bytes) -> bool:
 
 
 def is_junk(name: bytes) -> bool:
-    """Whether systems and tools left this behind: `.ipynb_checkpoints`, `__MACOSX`, `._x.jpg`."""
+    """Whether systems and tools left this folder behind: `.ipynb_checkpoints`, `__MACOSX`."""
     return name.startswith((b".", b"__", b"@eaDir"))
 
 

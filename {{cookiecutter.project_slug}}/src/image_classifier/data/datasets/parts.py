@@ -5,7 +5,7 @@ import math
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...config import DataConfig
 from ...errors import UserError
-from ...extensions import chained
+from ...extensions import chained, functions
 
 USUAL = ("train", "val", "valid", "validation", "test")  # names that win over other spellings
 ROLES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
@@ -60,11 +60,25 @@ def find_parts(names: Iterable[str]) -> dict[str, str]:
     return pairs[0] if "train" not in plain and len(pairs) == 1 else plain
 
 
-def check_fold(val: str | None, fold: int, place: str, hint: str = "") -> None:
-    """Raise `UserError`, ending with `hint`, if a part `val` of `place` leaves no other folds."""
-    if val and fold:
+def check_own(
+    parts: Mapping[str, str], place: str, data: DataConfig, split: str, hint: str = ""
+) -> None:
+    """Raise `UserError` if `data` divides the images of `place` otherwise than in these `parts`."""
+    if "val" in parts and data.fold:
         raise UserError(
-            f"--data.fold {fold}: {place!a} has validation images of its own, in {val!r}{hint}"
+            f"--data.fold {data.fold}: {place!a} has validation images of its own, in "
+            f"{parts['val']!r}{hint}"
+        )
+    for check in functions("division", "check_own"):
+        check(parts, place, data, split)
+
+
+def check_fold(data: DataConfig) -> None:
+    """Raise `UserError` for a fold that there is not."""
+    if (data.fold + 1) * data.val_fraction > 1:
+        raise UserError(
+            f"--data.fold {data.fold}: with --data.val-fraction {data.val_fraction:g} there "
+            f"are the folds 0 .. {int(1 / data.val_fraction) - 1}"
         )
 
 
@@ -76,8 +90,9 @@ def divide(
     `labels` are as those of a `Source`; `names` may be of groups, which are on one side each.
 
     Raises:
-        UserError: if there are none.
+        UserError: if there are none, or no such fold.
     """
+    check_fold(data)
     names = [*names]
     digests = b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names)
     hashes = np.frombuffer(digests, ">u8").astype(np.uint64)

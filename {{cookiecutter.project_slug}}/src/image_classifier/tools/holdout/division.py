@@ -3,17 +3,16 @@
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import are_in_folders, divide, find_folders
+from ...data import divide
 from ...errors import UserError
 from ...runtime.console import some
 
@@ -44,7 +43,6 @@ def change_split(  # noqa: PLR0917 - what `divide` is given
     plain = replace(data, groups="", test_fraction=0.0)
     is_test = np.zeros(len(names), bool)
     if data.test_fraction:
-        check_test(data)
         # Other words than those of validation: else the test would be its first part.
         salted = [b"test " + name for name in groups]
         whole = replace(plain, val_fraction=data.test_fraction, fold=0)
@@ -58,14 +56,23 @@ def change_split(  # noqa: PLR0917 - what `divide` is given
     return ~is_test & (is_val == (split == "val"))
 
 
-def check_test(data: DataConfig) -> None:
-    """Raise `UserError` if images are to be held out of a folder that has others for a test."""
-    root = Path(data.root)
-    is_held_out = data.test_fraction > 0 and are_in_folders(data)
-    if is_held_out and (own := find_folders(root).get("test")):
+def check_own(parts: Mapping[str, str], place: str, data: DataConfig, split: str) -> None:
+    """Raise `UserError` if images that a run trains with are divided already.
+
+    `parts` are those of `place`, with their names there.
+    """
+    if split != "train":
+        return
+    fraction = f"--data.test-fraction {data.test_fraction:g}: {place!a}"
+    if data.test_fraction and "test" in parts:
+        own = parts["test"]
+        raise UserError(f"{fraction} has test images of its own, in {own!a}: --run.score-test")
+    if data.test_fraction and "val" in parts:
+        raise UserError(f"{fraction} has images for validation, but no part 'test': make that")
+    if data.groups and "val" in parts:
         raise UserError(
-            f"--data.test-fraction {data.test_fraction:g}: {data.root!a} has test images of its "
-            f"own, in {own.name!a}: --run.score-test"
+            f"--data.groups {data.groups!a}: {place!a} has validation images of its own, in "
+            f"{parts['val']!a}: divide it by groups yourself, or leave out --data.groups"
         )
 
 
@@ -80,7 +87,7 @@ def groups_of(names: Sequence[bytes], pattern: str) -> list[bytes]:
     if without := [os.fsdecode(n) for n, match in zip(names, found, strict=True) if not match]:
         raise UserError(
             f"--data.groups {pattern!a} finds no group in {len(without):,} of {len(names):,} "
-            f"paths, such as {without[0]!a}"
+            f"paths, such as {without[0][:80]!a}"
         )
     return [os.fsencode(match[known.groups] or "") for match in found]
 

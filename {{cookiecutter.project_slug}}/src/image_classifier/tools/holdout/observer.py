@@ -13,7 +13,6 @@ from ...runtime.distributed import World
 from ...runtime.files import read_rows, write_json
 from ...tasks import metric_of
 from ...tracking import Observer, Result, Setup
-from .division import check_test
 
 NORMAL = 1.96  # standard deviations of an interval of 95 %
 
@@ -25,13 +24,14 @@ def open_observer(setup: Setup) -> Observer:
     by_group *= bool(config.data.groups)
     if not (config.run.score_test or config.data.test_fraction):
         return Observer(notes=by_group)
-    check_test(config.data)
     world = World(setup.world.device)
     train = setup.train_data.source
     how = {"task": train.task, "mean_std": (train.mean, train.std), "classes": train.classes}
     batch_size = setup.val_data.batch_size  # for which there is memory
     images = EvalData(config.data, "test", world, config.run, batch_size, **how)
     note = f"{len(images):,} test images, for the score at the end alone"
+    is_seen = setup.val_data.source.is_test  # as CIFAR's, which validate too
+    chosen = "by which best.pt was chosen" if is_seen else "by which nothing was chosen"
     told = ""
 
     def conclude(result: Result) -> str:
@@ -46,13 +46,11 @@ def open_observer(setup: Setup) -> Observer:
         metrics = scores.metrics(*scores.names)
         keep(Path(config.run.dir), {n.replace("val/", "test/"): v for n, v in metrics.items()})
         told = f"{phrase(metrics, metric_of(config))}{interval(scores)}"
-        say(f"test: {told}; {len(images):,} images by which nothing was chosen")
+        say(f"test: {told}; {len(images):,} images {chosen}")
         return ""
 
     def section(*_: object) -> str:
-        return f"<h2>Test</h2><p>{escape(told)}; nothing was chosen by these images.</p>" * bool(
-            told
-        )
+        return f"<h2>Test</h2><p>{escape(told)}, of images {chosen}.</p>" * bool(told)
 
     return Observer(notes=(*by_group, note), conclude=conclude, section=section)
 

@@ -113,5 +113,6 @@ VALUES: dict[str, tuple[Callable[[str], float | None], str]] = {
     "flag": (lambda text: {1: 1, 0: 0}.get(yes_or_no(text)), "True or False"),
     "fold": (fold_of, "0, 1, 2, ..."),
     "weight": (weight_of, f"0 or more, from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"),
-    "group": (lambda text: crc32(text.lower().encode()), "a name"),  # the same in any table
+    # That of nothing is 0.
+    "group": (lambda text: crc32(text.lower().encode(errors="replace")) or None, "a name"),
 }

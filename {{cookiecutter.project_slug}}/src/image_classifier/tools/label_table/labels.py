@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import PathList, Source, check_fold, divide
+from ...data import PathList, Source, check_own, divide
 from ...errors import UserError
 from ...extensions import find_tool
 from ...runtime.console import printable, some
-from .cells import NO_FOLD, SPLITS, TEST, TRAIN, VAL, VALUES, Column, path_cells
+from .cells import NO_FOLD, SPLITS, TEST, TRAIN, VALUES, Column, path_cells
 from .classes import labels_of_columns, labels_of_texts
 from .columns import Roles, flag_of, notes_of, roles_by_name
 from .paths import path_of, root_of
@@ -255,22 +255,24 @@ def is_in_split(
     """
     splits = rows.columns.get("split", np.full(len(rows.numbers), TRAIN))
     folds = rows.columns.get("fold")
-    val = "val" if (splits == VAL).any() else None
-    if val and folds is not None:
+    parts = {part: part for part in ("val", "test") if (splits == SPLITS[part]).any()}
+    if "val" in parts and folds is not None:
         raise UserError(
             f"{str(found.file)!a} has a split 'val', so there are no folds: leave out the column "
             "fold, or let val be train"
         )
-    check_fold(val, data.fold, data.labels)
-    is_held_out = getattr(data, "test_fraction", 0) and folds is None
-    if val or (split == "test" and not is_held_out):
+    own_parts = parts if folds is None else parts | {"val": "fold"}
+    others = data if folds is None else replace(data, fold=0)  # without that of the column
+    check_own(own_parts, data.labels, others, split)
+    is_held_out = getattr(data, "test_fraction", 0) and folds is None and "test" not in parts
+    if "val" in parts or (split == "test" and not is_held_out):
         return splits == SPLITS[split]
     if folds is None:
         own = torch.from_numpy((splits == TRAIN) & is_new).nonzero()[:, 0]
         labels = rows.labels[torch.from_numpy(rows.kinds)[own]]
         names = rows.paths.relatives(own)
         if has_groups := "group" in rows.columns:
-            names = [b"%d" % number for number in rows.columns["group"][own]]
+            names = [b"%d" % number for number in rows.columns["group"][own.numpy()]]
         is_chosen = np.zeros(len(splits), bool)
         is_chosen[own[divide(names, labels, data, split, has_groups)]] = True
         return is_chosen

@@ -184,3 +184,47 @@ def test_a_folder_with_a_test_of_its_own_gives_no_other_up(tmp_path):
     data = DataConfig("folder", str(tmp_path), test_fraction=0.25)
     with pytest.raises(UserError, match=r"has test images of its own, in 'test': --run.score-test"):
         open_files(data, "train")
+
+
+OWN = {
+    ("train", "val"): {
+        "groups": r"--data.groups .* has validation images of its own, in 'val'",
+        "test_fraction": "has images for validation, but no part 'test'",
+    },
+    ("train", "test"): {"test_fraction": "has test images of its own, in 'test': --run.score-test"},
+    ("train", "val", "test"): {"test_fraction": "has test images of its own, in 'test'"},
+}
+DIVIDED = [(own, knob, OWN[own][knob]) for own in OWN for knob in OWN[own]]
+
+
+@pytest.mark.parametrize(("own", "knob", "message"), DIVIDED)
+@pytest.mark.parametrize("kind", ["folder", "table", "formats"])
+def test_images_that_are_divided_already_are_not_divided_again(tmp_path, kind, own, knob, message):
+    data = DataConfig("folder", str(tmp_path))
+    data = replace(data, **{knob: PATTERN if knob == "groups" else 0.25})
+    if kind == "formats":
+        formats = pytest.importorskip("image_classifier.tools.dataset_formats.parts")
+        with pytest.raises(UserError, match=message):
+            formats.choose_part(own, data, "train")
+        return
+    rows = ["path,label,split"]
+    for number in range(12 * len(own)):
+        path = tmp_path / own[number % len(own)] / "ab"[number % 4 // 2] / f"g_{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+        rows.append(f"{path},{path.parent.name},{own[number % len(own)]}")
+    if kind == "table":
+        if find_tool("labels", "label-table") is None:
+            pytest.skip("deleted")
+        (tmp_path / "labels.csv").write_text("\n".join(rows))
+        data = replace(data, labels=str(tmp_path / "labels.csv"))
+    with pytest.raises(UserError, match=message):
+        open_files(data, "train")
+
+
+def test_images_of_any_format_are_held_out_where_none_are_for_the_test():
+    formats = pytest.importorskip("image_classifier.tools.dataset_formats.parts")
+    data = DataConfig("folder", "photos", test_fraction=0.25)
+    assert [formats.choose_part(["train"], data, split) for split in SPLITS] == [
+        ("train", True)
+    ] * 3

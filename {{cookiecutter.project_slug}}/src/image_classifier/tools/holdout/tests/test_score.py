@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -9,6 +10,8 @@ import pytest
 from conftest import changed, logged, run_ranks, write_photo
 
 from image_classifier.cli import main
+from image_classifier.data import DATASETS
+from image_classifier.data.datasets.folder import folder
 from image_classifier.errors import UserError
 from image_classifier.tools.holdout import observer
 from image_classifier.train import train
@@ -78,6 +81,13 @@ def test_a_test_folder_serves_as_well_and_no_images_are_held_out_then(holding_ou
         train(config)
     train(changed(config, data__test_fraction=0.0, run__score_test=True))
     assert Path(config.run.dir, "test.json").exists()
+
+
+def test_images_that_chose_the_best_weights_are_not_called_unseen(on_photos, monkeypatch, capsys):
+    own = lambda data, _: replace(folder(data, "val"), is_test=True)  # noqa: E731 - as CIFAR-10
+    monkeypatch.setitem(DATASETS, "folder", own)
+    train(changed(on_photos, run__score_test=True))
+    assert "4 images by which best.pt was chosen" in capsys.readouterr().out
 
 
 def test_a_run_without_test_images_is_refused_before_it_begins(holding_out):

@@ -188,7 +188,7 @@ BASE = "path,label,split,fold,weight\na,x,train,0,1\n"
         ("path\na\n", "no column 'label'"),
         ("path,label,Label\na,x,y\n", "two columns 'label'"),
         ("path,label\n", "has no rows"),
-        ("", "no column 'path'"),
+        ("", "no column 'path'|its first line is blank"),
         (BASE + "b,x,dev,0,1\n", "line 3: split 'dev' should be train, val or test"),
         (BASE + "b,x,train,-1,1\n", r"line 3: fold '-1' should be 0, 1, 2, \.\.\."),
         (BASE + "b,x,train,1.5,1\n", "line 3: fold '1.5' should be 0, 1"),
@@ -207,8 +207,10 @@ BASE = "path,label,split,fold,weight\na,x,train,0,1\n"
         ("path,label,split\na,x,val\n", "--data.fold 9: .*csv' has validation images of its own"),
         (BASE.encode() + b"\xff,x,train,0,1\n", "line 3: it is not UTF-8"),
         ('path,label\n"a\nb",x\n"c,y\n', "line 4: no CSV: unexpected end of data"),
-        ("path,label,split\na,x,test\n", "has no images for train"),
-        ("path,label,split\na,x,train\nb,y,test\n", "no images of class 'y' for train"),
+        (BASE.replace("train", "test"), "has no images for train"),
+        (BASE + "b,y,test,0,1\n", "no images of class 'y' for train"),
+        ("path,label\na,x\n", r"--data.fold 9: with --data.val-fraction 0.2 .* folds 0 \.\. 4"),
+        ("path,label,group\na,x,p\nb,x,\n", "line 3: group '' should be a name"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_the_row(tmp_path, content, message):

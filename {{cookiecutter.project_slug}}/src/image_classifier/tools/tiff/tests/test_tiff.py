@@ -137,3 +137,15 @@ def test_files_are_the_images_that_arrays_are(config, satellite, tmp_path):
     assert torch.equal(of_arrays.labels, of_tiffs.labels)
     for index in range(8):
         assert torch.equal(of_arrays.read(index), of_tiffs.read(index))
+
+
+@pytest.mark.parametrize("kind", ["imagej", "ome"])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_channels_that_are_pages_are_three_channels(kind, bits):
+    library = pytest.importorskip("tifffile")
+    pages = np.arange(1, 1 + 3 * 20 * 24).reshape(3, 20, 24).astype(f"uint{bits}")
+    how = {kind: True, "metadata": {"axes": "CYX"}, "photometric": "minisblack"}
+    file = io.BytesIO()
+    library.imwrite(file, pages, **how)
+    found = decode.decode_image(file.getvalue(), 3, bits)
+    assert np.array_equal(found, pages.transpose(1, 2, 0))
