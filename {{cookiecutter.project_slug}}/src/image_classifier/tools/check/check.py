@@ -6,18 +6,20 @@ Each file is read once (`survey.py`); the tool near-duplicates compares what the
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from json import dumps
 from os import fsdecode
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from ...config import DataConfig
 from ...data import NoLabelsError, find_folders, open_files
-from ...errors import UserError
+from ...errors import FaultError, UserError
 from ...extensions import find_tool
-from ...runtime.console import clock, say
+from ...runtime.console import clock, printable, say
 from .source import add_to_quarantine, quarantine_path, save
 from .survey import Images
 
@@ -91,7 +93,7 @@ def check(
     print_findings(findings)
     print_summary(images)
     if not_checked:
-        print(f"the test images are not checked, as they have no labels: {not_checked}")
+        print(f"the test images are not checked, as {not_checked}")
     serious = {finding.name: len(finding.items) for finding in findings if finding.is_serious}
     if quarantine and left_out:
         added = f"{len(left_out):,} image{'s' * (len(left_out) != 1)} added to "
@@ -108,7 +110,7 @@ def check(
 
 
 def find_splits(data: DataConfig) -> tuple[tuple[str, ...], str]:
-    """The splits to check, and why test images are not, if they have no labels: as on Kaggle."""
+    """The splits to check, and why test images are not: on Kaggle they have no labels."""
     is_folder = data.name == "folder" and Path(data.root).is_dir()
     has_test = is_folder and "test" in find_folders(Path(data.root))
     why = ""
@@ -119,9 +121,30 @@ def find_splits(data: DataConfig) -> tuple[tuple[str, ...], str]:
             open_files(data, "test")
         except NoLabelsError as error:
             has_test = False
-            why = str(error).partition(": put")[0]
+            why = f"they have no labels: {str(error).partition(': put')[0]}"
+    elif data.name != "folder":
+        why = why_no_test(data)
+        has_test = not why
     is_held_out = bool(getattr(data, "test_fraction", 0))
     return ("train", "val", "test")[: 2 + (has_test or is_held_out)], why
+
+
+def why_no_test(data: DataConfig) -> str:
+    """Why a dataset that is no folder has no test images to check; empty if it has some."""
+    val = open_files(data, "val")
+    try:
+        test = open_files(data, "test")
+    except FaultError:
+        raise
+    except Exception as error:  # a dataset of the user raises any kind
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return f"they can't be opened: {printable(reason):.300}"
+    with suppress(UserError):  # of an image that can't be read
+        # The images of a reader are not part of a fingerprint.
+        is_first = val.reader is None or torch.equal(val.read(0), test.read(0))
+        if is_first and val.fingerprint() == test.fingerprint():
+            return "they are those for validation"
+    return ""
 
 
 def find_originals(images: Images) -> np.ndarray:

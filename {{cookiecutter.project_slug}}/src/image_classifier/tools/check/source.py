@@ -32,7 +32,7 @@ def read_quarantine(data: DataConfig) -> dict[bytes, str]:
     """
     path = quarantine_path(data)
     try:
-        text = read_plain(path).decode()
+        text = read_plain(path).decode("utf-8-sig")  # Notepad writes a mark
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:

@@ -45,9 +45,11 @@ class Images:
         self.grays = np.zeros((count, SIDE, SIDE), np.uint8)
         self.unreadable: dict[int, str] = {}  # reasons by image number
         progress = Progress(count)
-        with warnings.catch_warnings(), one_thread(), ThreadPool(num_cores()) as pool:
+        # In threads: decoding does not hold Python's lock. They would share what draws random
+        # numbers.
+        most = 1 if any(source.is_random for source in self.sources) else num_cores()
+        with warnings.catch_warnings(), one_thread(), ThreadPool(most) as pool:
             warnings.simplefilter("ignore")  # Pillow's: they are findings here, or do not matter
-            # In threads: decoding does not hold Python's lock.
             for done, _ in enumerate(pool.imap(self.read, range(count), CHUNK)):
                 progress.show(done)
         self.unreadable = dict(sorted(self.unreadable.items()))

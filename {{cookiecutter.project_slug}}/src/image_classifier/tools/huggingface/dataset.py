@@ -68,6 +68,24 @@ class Rows(PathList):
             for size, end, path in zip(sizes, ends, paths.to_pylist(), strict=True):
                 yield (path or "").encode() if size is None else b"%d %b" % (size, end)
 
+    def files(self) -> Iterator[bytes]:
+        """The path of each image, as the dataset has it.
+
+        Raises:
+            UserError: if an image has none.
+        """
+        from pyarrow import compute
+
+        paths = compute.struct_field(self.table.data.column(self.column), "path")
+        for row, path in enumerate(paths.to_pylist()):
+            if not path:
+                raise UserError(
+                    f"--data.groups finds groups in the paths of images, and image {row} of part "
+                    f"{self.part!a} in {str(self.root)!a} has no path: save all with their paths, "
+                    "or leave out --data.groups"
+                )
+            yield path.encode()
+
     def stats(self) -> Tensor:
         """Size in bytes of each image, and the time of change in ns of the dataset."""
         from pyarrow import compute
@@ -82,7 +100,8 @@ class Rows(PathList):
 def huggingface(data: DataConfig, split: str) -> Source:
     """The rows of `split` in a `DatasetDict`; a single `Dataset` is for training and validation.
 
-    Without rows for validation, a hash of each image divides those for training.
+    Without rows for validation, a hash of each image divides those for training; or the groups in
+    their paths do.
 
     Raises:
         UserError: if the library is missing, there is no such dataset or it is damaged, or it has
@@ -110,14 +129,20 @@ def open_parts(library: ModuleType, root: Path) -> dict[str, Any]:
     """The parts of a dataset, train, test and so on, all of whose files are in its folder.
 
     Raises:
-        UserError: if it names others; a name of a part may even be a URL.
+        UserError: if it names others, as a name of a part may even be a URL; or one has no rows.
     """
+    names = ["."]
     with suppress(OSError):  # without this file it is a single `Dataset`
         names = read_object(root / "dataset_dict.json").get("splits", ())
         if odd := [name for name in names if not re.fullmatch(r"(?!\.\.?$)[^/\\:]+", name)]:
             raise UserError(f"{str(root)!a} has a part called {odd[0]!a:.60}: rename it")
+    for name in names:
+        with suppress(OSError):  # which the library reports
+            if read_object(root / name / "state.json").get("_data_files") == []:
+                raise UserError(f"{str(root / name)!a} has no rows: add some, or leave it out")
     found = library.load_from_disk(str(root))
-    parts = dict(found) if isinstance(found, dict) else {"train": found}
+    found = found if isinstance(found, dict) else {"train": found}
+    parts = {name: table.with_format(None) for name, table in found.items()}
     for table in parts.values():
         for file in table.cache_files:
             if not is_below(root, file["filename"]):
@@ -145,7 +170,10 @@ def source_of(library: ModuleType, parts: dict[str, Any], data: DataConfig, spli
     labels, classes = labels_of(library, parts, part)
     paths = Rows(data.root, part, images, np.arange(len(table)))
     source = Source(labels, classes, paths=paths)
-    return source.picked(divide(paths.tails(), labels, data, split)) if is_divided else source
+    if not is_divided:
+        return source
+    names = paths.files() if getattr(data, "groups", "") else paths.tails()  # an option of a tool
+    return source.picked(divide(names, labels, data, split))
 
 
 def labels_of(

@@ -65,6 +65,11 @@ def find_path(found: Table, data: DataConfig) -> str:
     """
     root = root_of(data)
     names = [name for name in found.names if name.strip()]
+    if not names:
+        raise UserError(
+            f"{str(found.file)!a}: its first line is blank, and should name the columns, such as "
+            "path,label"
+        )
     rows = [*islice(found.rows(names), LOOKED_AT)]
     paths = {
         name: [on_disk(path_of(row[n], root), root) for _, row in rows]

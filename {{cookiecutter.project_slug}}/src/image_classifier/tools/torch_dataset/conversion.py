@@ -27,7 +27,8 @@ def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:
 
     Labels are its `targets`, or are found by one pass over it: a class number each, or, where an
     image may have several, a row of 1 (has it), 0 (has it not) and -1 (unknown). Names of classes
-    are its `classes`, or their numbers. A `Subset` has those of the whole.
+    are its `classes`, or their numbers. A `Subset` has those of the whole. A `target_transform`
+    makes other labels of `targets`, which are of other classes.
 
     Raises:
         UserError: if it is no map-style dataset, or its labels are neither.
@@ -36,10 +37,13 @@ def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise UserError(f"{name} should be map-style: with __len__ and __getitem__")
     labels = find_in(dataset, "targets")
+    transform = find_in(dataset, "target_transform")
     notes = ()
     if labels is None:
         labels = [dataset[index][1] for index in range(len(dataset))]
         notes = (f"{name} has no `targets`: labels were found by one pass over its images",)
+    elif transform is not None:
+        labels = [transform(label) for label in np.asarray(labels).tolist()]
     labels = np.asarray(labels)
     is_table = labels.ndim == 2 and labels.shape[1] > 1
     is_right = labels.dtype.kind in "biuf"
@@ -52,7 +56,7 @@ def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:
         )
     labels = labels.astype(np.int8) if is_table else labels.astype(np.int64).reshape(-1)
     largest = labels.shape[1] - 1 if is_table else int(labels.max())
-    classes = find_in(dataset, "classes")
+    classes = find_in(dataset, "classes") if transform is None else None
     if classes is None or not len(classes):
         classes = numbers_as_names(largest)
     return Source(
@@ -80,9 +84,11 @@ def read(dataset: Dataset, channels: int, bits: int, index: int) -> Tensor:
     """Image `index` of `dataset`: (height, width, channels)."""
     try:
         image, *_ = dataset[index]
-    except (OSError, SyntaxError) as error:  # what Pillow raises on damaged files
+        return to_pixels(image, channels, bits)  # a PIL image is perhaps decoded only here
+    except (OSError, SyntaxError, RuntimeError) as error:  # Pillow's and torchvision's, of damage
+        if isinstance(error, RuntimeError) and type(error) is not RuntimeError:
+            raise  # such as a lack of memory
         raise unreadable(f"image {index}", error) from error
-    return to_pixels(image, channels, bits)
 
 
 def to_pixels(image: Any, channels: int = 3, bits: int = 8) -> Tensor:  # noqa: ANN401 - any kind

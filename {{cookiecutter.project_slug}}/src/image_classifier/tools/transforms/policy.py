@@ -285,7 +285,7 @@ def apply_own(images: Tensor, draws: Tensor) -> Tensor:
             found = image
             for transform in mine.TRANSFORMS:
                 found = checked(transform, transform(found), image)
-        image.copy_(found)
+        image.copy_(found.clone())  # which may be a view of it
     return to_device(changed, images.device)
 
 

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS, Source, open_dataset
 from image_classifier.errors import UserError
 from image_classifier.tools.check import check as checking
+from image_classifier.tools.check import survey
 
 PICTURE = "train/ant/0.jpg"
 
@@ -256,3 +259,56 @@ def test_images_of_any_channels_are_surveyed(satellite, tmp_path, capsys):
     assert "'train/ant/0.npy' = 'val/ant/99.npy'" in said
     unreadable = check(root)[1]["findings"]["unreadable"]
     assert "it has 5 channels, not 3: --data.channels 5" in unreadable[0]["what"]
+
+
+def in_memory(seed, count=6):
+    """Noise in memory, of one class."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(256, (count, 8, 8, 3), generator=generator).byte()
+    return Source(torch.zeros(count).long(), ("ant",), pixels)
+
+
+@pytest.mark.parametrize("is_reader", [False, True])
+def test_a_test_part_of_any_dataset_is_checked_unless_it_is_that_for_validation(
+    root, monkeypatch, is_reader, capsys
+):
+    parts = {"train": in_memory(0), "val": in_memory(1), "test": in_memory(2)}
+    parts["test"].pixels[3] = parts["train"].pixels[1]
+    if is_reader:
+        parts = {name: replace(p, pixels=None, reader=p.read) for name, p in parts.items()}
+    monkeypatch.setitem(DATASETS, "mine", lambda _, split: parts[split])
+    serious, report = check(root, name="mine")
+    assert (serious, [*report["images"]]) == (1, ["train", "val", "test"])
+    assert names(report["findings"]["leaks"]) == [{"train[1]", "test[3]"}]
+    parts["test"] = parts["val"]
+    assert check(root, name="mine")[0] == 0
+    assert "are not checked, as they are those for validation\n" in capsys.readouterr().out
+    del parts["test"]
+    assert check(root, name="mine")[0] == 0
+    assert "are not checked, as they can't be opened: 'test'\n" in capsys.readouterr().out
+
+
+def test_a_reader_that_draws_is_asked_for_one_image_at_a_time(root, monkeypatch):
+    busy = []
+
+    def read(index):
+        busy.append(index)
+        drawn = np.random.randint(256, size=(8, 8, 3), dtype=np.uint8)
+        time.sleep(0.001)
+        assert busy == [index]
+        busy.clear()
+        return torch.from_numpy(drawn)
+
+    monkeypatch.setattr(survey, "num_cores", lambda: 4)
+    monkeypatch.setattr(survey, "CHUNK", 1)
+    noise = Source(torch.zeros(20).long(), ("ant",), reader=read, is_random=True)
+    parts = {"train": noise, "val": in_memory(1)}
+    monkeypatch.setitem(DATASETS, "mine", lambda _, split: parts[split])
+    assert check(root, name="mine")[0] == 0
+
+
+def test_a_list_that_notepad_saved_is_read_whole(root):
+    listed = root.parent / "photos.cache/quarantine.txt"
+    listed.parent.mkdir()
+    listed.write_text(f"{PICTURE}\tblurred\r\n", "utf-8-sig")
+    assert len(open_dataset(DataConfig("folder", str(root)), "train")) == 11

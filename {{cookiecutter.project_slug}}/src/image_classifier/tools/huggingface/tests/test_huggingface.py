@@ -238,3 +238,45 @@ def test_a_dataset_has_a_part_for_each_split(tmp_path):
     save(tmp_path / "own", {"image": library.Image(), "label": CLASSES}, train=rows)
     with pytest.raises(UserError, match="has no 'test', only 'train'"):
         opened(tmp_path / "own", "test")
+
+
+def rows_with_paths(paths):
+    """Images of random sizes, of which each has one of `paths`."""
+    images = [{"bytes": b"%d" % 7**number, "path": path} for number, path in enumerate(paths)]
+    return {"image": images, "label": [number % 2 for number in range(len(images))]}
+
+
+def test_images_of_a_group_are_on_one_side_by_their_paths(tmp_path):
+    pytest.importorskip("image_classifier.tools.holdout")
+    paths = [f"p{number // 4}_{number % 4}.jpg" for number in range(40)]
+    kinds = {"image": library.Image(), "label": CLASSES}
+    root = save(tmp_path / "own", kinds, train=rows_with_paths(paths))
+    sides = []
+    for split in ("train", "val"):
+        found = opened(root, split, groups=r"([^/]+)_[0-9]+\.", val_fraction=0.3).paths
+        sides.append({paths[row].partition("_")[0] for row in found.rows.tolist()})
+    assert sides[1]
+    assert not sides[0] & sides[1]
+    assert len(sides[0] | sides[1]) == 10
+    root = save(tmp_path / "without", kinds, train=rows_with_paths([*paths, None]))
+    assert len(opened(root)) + len(opened(root, "val")) == 41
+    message = "image 40 of part 'train' in '.*without' has no path: save all with their paths, or"
+    with pytest.raises(UserError, match=message):
+        opened(root, groups="p[0-9]+")
+
+
+@pytest.mark.parametrize("kind", ["pandas", "arrow", "numpy"])
+def test_a_dataset_may_be_saved_in_the_format_of_another_library(photos, tmp_path, kind):
+    features = library.Features({"image": library.Image(), "label": CLASSES})
+    table = library.Dataset.from_dict(rows_of(photos, "train", in_bytes), features)
+    table.with_format(kind).save_to_disk(str(tmp_path / "own"))
+    source = opened(tmp_path / "own", val_fraction=0.001)
+    assert torch.equal(source.read(3), read_image(sorted((photos / "train").glob("*/*.jpg"))[3]))
+
+
+def test_a_part_without_rows_is_named(tmp_path):
+    kinds = {"image": library.Image(), "label": CLASSES}
+    rows = rows_with_paths(["a", "b"])
+    root = save(tmp_path / "own", kinds, train=rows, validation=rows_with_paths([]))
+    with pytest.raises(UserError, match="own/validation' has no rows: add some, or leave it out"):
+        opened(root)

@@ -108,6 +108,11 @@ def test_a_table_without_a_header_is_told_so(opened):
         opened(table, files=[f"{n}.jpg" for n in range(6)])
 
 
+def test_a_blank_first_line_is_told(opened):
+    with pytest.raises(UserError, match="its first line is blank, and should name the columns"):
+        opened([["", ""], ["0.jpg", "a"], ["1.jpg", "b"]], files=["0.jpg", "1.jpg"])
+
+
 def test_an_id_is_the_file_with_the_suffix_that_there_is(opened):
     files = ["a/x.1.jpg", "a/2.PNG", "a/3.webp", "a/3.txt", "a/4", "a/5/6.jpg"]
     table = [["path", "label"], ["a/x.1", "b"], ["a/2", "c"], ["a/3", "b"], ["a/4", "c"]]

@@ -1,7 +1,9 @@
 """A torch Dataset of (image, label) is a dataset, whatever it draws and however it has labels."""
 
 import random
+from io import BytesIO
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
 
 from image_classifier.checkpoints.reading import read_checkpoint
+from image_classifier.data import BadImageError
 from image_classifier.data.loader import EvalData, TrainData
-from image_classifier.errors import UserError
+from image_classifier.errors import FaultError, UserError
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.torch_dataset.conversion import (
     to_pixels,
@@ -167,3 +170,32 @@ def test_a_torch_dataset_may_give_arrays_of_any_channels():
     for wrong in (DEEP[:, :, :2], DEEP / 2, COLOR):
         with pytest.raises(UserError, match=r"should be PIL or uint16 \(height, width, 5\), but"):
             to_pixels(wrong, 5, 16)
+
+
+def test_labels_are_what_a_target_transform_makes_of_them(photos, monkeypatch):
+    ants_last = ImageFolder(photos / "train", target_transform=lambda label: int(label < 1))
+    source = offer(monkeypatch, lambda _: ants_last)
+    assert source.labels.tolist() == [1] * 6 + [0] * 6
+    assert source.classes == ("0", "1")
+    assert not source.notes
+    part = offer(monkeypatch, lambda _: Subset(ants_last, [11, 2]))
+    assert (part.labels.tolist(), part.classes) == ([0, 1], ("0", "1"))
+
+
+def test_what_torchvision_cannot_decode_is_an_unreadable_image(photos, monkeypatch):
+    loader = Mock(side_effect=RuntimeError("decode_jpeg: Unsupported marker type 0x78"))
+    source = offer(monkeypatch, lambda _: ImageFolder(photos / "train", loader=loader))
+    with pytest.raises(BadImageError, match="cannot read image 'image 0': decode_jpeg: Unsupp"):
+        source.read(0)
+    for error in (FaultError, torch.OutOfMemoryError):
+        loader.side_effect = error("no memory is left")
+        with pytest.raises(error, match="no memory is left"):
+            source.read(0)
+
+
+def test_a_damaged_image_that_is_decoded_when_it_is_used_is_unreadable(photos, monkeypatch):
+    content = (photos / "train/ant/0.jpg").read_bytes()[:900]
+    dataset = ImageFolder(photos / "train", loader=lambda _: Image.open(BytesIO(content)))
+    source = offer(monkeypatch, lambda _: dataset)
+    with pytest.raises(BadImageError, match="cannot read image 'image 0': image file is truncat"):
+        source.read(0)

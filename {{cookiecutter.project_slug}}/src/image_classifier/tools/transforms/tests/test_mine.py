@@ -89,6 +89,12 @@ def test_ranks_and_a_resumed_run_see_what_one_rank_sees(config, own):
     assert seen(config) != whole
 
 
+def test_a_transform_may_return_a_view_of_the_image(own):
+    own(lambda image: image.transpose(0, 1))
+    found = open_policy(AugmentConfig(), 3, 8)(IMAGES, torch.rand(6, NUM_DRAWS))
+    assert torch.equal(found, IMAGES.transpose(1, 2))
+
+
 def test_float_images_are_rounded(own):
     own(halved)
     transform = open_policy(AugmentConfig(), 3, 8)
