@@ -199,5 +199,5 @@ def test_an_unusable_folder_is_named(tmp_path, files, message):
 
 
 def test_images_at_the_root_of_a_disk_need_a_folder_for_what_is_made_of_them():
-    with pytest.raises(UserError, match="'/' has nothing beside it: set --data.cache FOLDER"):
+    with pytest.raises(UserError, match=r"'/' has nothing beside it: set --data\.cache"):
         cache_folder(DataConfig("folder", "/"))

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import torch
+
 from ..config import Config
 from ..errors import EXIT_OUT_OF_MEMORY, FaultError
 from .console import first_line
@@ -87,5 +89,7 @@ def smaller_batch_on_oom(flag: str, size: int) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether torch, or a library that it calls, says in `error` that memory ran out."""
-    is_theirs = isinstance(error, RuntimeError) and not isinstance(error, FaultError)
-    return is_theirs and OUT_OF_MEMORY.search(str(error)) is not None
+    if not isinstance(error, RuntimeError) or isinstance(error, FaultError):
+        return False
+    is_said = OUT_OF_MEMORY.search(str(error)) is not None
+    return is_said or isinstance(error, torch.OutOfMemoryError)
