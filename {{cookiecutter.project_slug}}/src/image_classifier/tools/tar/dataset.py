@@ -24,7 +24,7 @@ def tar(data: DataConfig, split: str) -> Source:
     """The images in the shards of `split`, in their order there.
 
     Without shards for validation, a hash of each image's name divides those for training, as for
-    images in folders.
+    images in folders; or of its shard and name, where shards have the same names.
 
     Raises:
         UserError: if there are no shards, or one is damaged, or a label is missing or unknown.
@@ -42,12 +42,14 @@ def tar(data: DataConfig, split: str) -> Source:
         labels, names = numbered(index.labels, tuple(map(printable, names)))
     except UserError as error:
         raise UserError(f"the {part} shards in {data.root!a}: {error}") from error
-    labels = labels[index.which]
     members = Members(storage, index)
-    source = Source(labels, names, paths=members, notes=index.notes)
+    source = Source(labels[index.arrays["label"]], names, paths=members, notes=index.notes)
     if not is_divided:
         return source
-    return source.picked(divide(index.names(members.numbers), labels, data, split))
+    own = [*index.names(members.numbers)]
+    if len({*own}) < len(own):
+        own = members.relatives(members.numbers)
+    return source.picked(divide(own, source.labels, data, split))
 
 
 DATASETS = {"tar": tar}

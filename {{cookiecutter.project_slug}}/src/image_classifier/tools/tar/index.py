@@ -21,43 +21,41 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import cache_folder, has_suffix, is_junk
+from ...data import cache_folder, find_parts, has_suffix, is_junk
 from ...errors import UserError
 from ...runtime.console import say
 from ...runtime.files import write_whole
 from ..dataset_formats.labels import Label
 from .storage import Storage
 
-VERSION = 2
+VERSION = 3
 SHARDS_TOGETHER = 16
 READ_AHEAD = 2**15  # bytes of a shard elsewhere that are read at once: headers, and small images
 BLOCK = tarfile.BLOCKSIZE
 TAIL = 2**20  # bytes after the last member in which there should be zeros, if anything
 MOST_LABEL = 2**20  # bytes of a member with a label; what is sparse may unpack to any size
 PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
+UNFINISHED = b"unfinished"  # in `train-unfinished.tar`, while `prepare` writes shards beside it
+
+Shard = tuple[str, int, str]  # name, size in bytes, and what changes when it does
 
 
 @dataclass(frozen=True)
 class Index:
     """The images in some shards."""
 
-    shards: list[tuple[str, int, str]]  # name, size in bytes, and what changes when it does
+    shards: list[Shard]
     labels: list[Label]  # the different ones
     arrays: dict[str, Tensor]  # of each image: shard, start, size, end of its name, label; names
     notes: tuple[str, ...] = ()
 
-    @property
-    def which(self) -> Tensor:
-        """The place in `labels` of each image's label: (count,) int32."""
-        return self.arrays["label"]
-
     def names(self, numbers: Tensor) -> Iterator[bytes]:
         """The names in their shards of the images at `numbers`, (count,) int64."""
-        content = self.arrays["names"].numpy().tobytes()
+        content = memoryview(self.arrays["names"].numpy())
         ends = self.arrays["end"]
-        starts = torch.cat((ends.new_zeros(1), ends[:-1]))
-        for start, end in zip(starts[numbers].tolist(), ends[numbers].tolist(), strict=True):
-            yield content[start:end]
+        starts = ends[numbers - 1].where(numbers > 0, 0)
+        for start, end in zip(starts.tolist(), ends[numbers].tolist(), strict=True):
+            yield content[start:end].tobytes()
 
 
 def open_index(storage: Storage, names: list[str], data: DataConfig) -> Index:
@@ -91,7 +89,7 @@ def open_index(storage: Storage, names: list[str], data: DataConfig) -> Index:
     return Index(shards, labels, arrays, notes)
 
 
-def empty_shards(shards: list[tuple[str, int, str]], arrays: dict[str, Tensor]) -> tuple[str, ...]:
+def empty_shards(shards: list[Shard], arrays: dict[str, Tensor]) -> tuple[str, ...]:
     """A note on shards without an image, if there are any: one may be a failed download."""
     counts = arrays["shard"].bincount(minlength=len(shards)).tolist()
     empty = [ascii(shards[number][0]) for number, count in enumerate(counts) if not count]
@@ -107,16 +105,14 @@ def digest_of(labels: str, arrays: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def make_index(
-    storage: Storage, shards: list[tuple[str, int, str]]
-) -> tuple[list[Label], dict[str, Tensor]]:
+def make_index(storage: Storage, shards: list[Shard]) -> tuple[list[Label], dict[str, Tensor]]:
     """The different labels, and the arrays of an index."""
     say(f"reading the names in {len(shards)} tar files of {storage.root}")
     labels: list[Label] = []
     columns = {name: array("q") for name in ("shard", "start", "size", "end")}
     content = bytearray()
 
-    def scanned(shard: tuple[str, int, str]) -> list[tuple[bytes, int, int, Label]]:
+    def scanned(shard: Shard) -> list[tuple[bytes, int, int, Label]]:
         return storage.opened(shard[0], lambda: list(scan(storage, shard[0])))
 
     with ThreadPoolExecutor(SHARDS_TOGETHER) as threads:
@@ -124,9 +120,8 @@ def make_index(
             for name, start, size, label in found:
                 content += name
                 labels.append(label)
-                for column, value in zip(
-                    columns.values(), (number, start, size, len(content)), strict=True
-                ):
+                values = number, start, size, len(content)
+                for column, value in zip(columns.values(), values, strict=True):
                     column.append(value)
     if not labels:
         raise UserError(f"there is no image in {storage.show(shards[0][0])}")
@@ -142,25 +137,25 @@ def scan(storage: Storage, name: str) -> Iterator[tuple[bytes, int, int, Label]]
     """The images in a shard: name, where it begins, its size in bytes, and its label.
 
     Raises:
-        UserError: if the shard is damaged, or an image has no label.
+        UserError: if the shard is damaged or holds several parts, or an image has no label.
     """
     place = storage.place(name)
     shown = storage.show(name)
-    labels: dict[str, Label | UserError] = {}
+    labels: dict[str, Label | UserError | None] = {}  # by the names of their members
     images: list[tuple[str, int, int]] = []
-    blocks = {"block_size": READ_AHEAD, "cache_type": "readahead"}
-    with storage.fs.open(place, "rb", **blocks) as file:
+    folders: set[str] = set()  # that are no labels
+    with storage.fs.open(place, "rb", block_size=READ_AHEAD, cache_type="readahead") as file:
         try:
             # Whatever the system's encoding, a name is its bytes; what is compressed is refused.
             with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as members:
                 for member in files_of(members):
-                    stem, _, _ = member.name.rpartition(".")
                     if has_suffix(os.fsencode(member.name)):
                         images.append((member.name, member.offset_data, member.size))
                         if member.issparse():
                             raise ValueError(f"{member.name!a} is sparse: pack without --sparse")
-                    elif (label := read_label(members, member, shown)) is not None:
-                        labels[stem] = label
+                    else:
+                        stem, _, suffix = member.name.rpartition(".")
+                        labels[f"{stem}.{suffix.lower()}"] = read_label(members, member, shown)
         except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:
             file.seek(0)
             reason = why_not(file.read(BLOCK), error)
@@ -171,27 +166,40 @@ def scan(storage: Storage, name: str) -> Iterator[tuple[bytes, int, int, Label]]
         what = "a member is damaged" if rest else "it is cut: its last blocks are missing"
         raise UserError(f"tar file {shown} is damaged after {members.offset:,} bytes: {what}")
     if rest.strip(b"\0"):
-        raise UserError(
-            f"tar file {shown} goes on after its end, at {members.offset:,} bytes: `tar -A`, not "
-            "`cat`, joins tar files"
-        )
+        raise UserError(f"tar file {shown} goes on after its end at {members.offset:,}: pack anew")
     for image, start, length in images:
-        yield os.fsencode(image), start, length, label_of(image, labels, shown)
+        label = label_of(image, labels, shown)
+        folders.update(name for name in image.split("/")[:-1] if name != label)
+        yield os.fsencode(image), start, length, label
+    if len(parts := find_parts(folders)) > 1:
+        raise UserError(
+            f"tar file {shown} holds {' and '.join(parts)}: pack each into a tar file of its own, "
+            "or unpack it and use --data.name folder"
+        )
 
 
 def files_of(members: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The files in a tar file; then its `offset` is where it ends.
+    """The images and labels in a tar file; then its `offset` is where it ends.
 
     Raises:
-        ValueError: if a member has a negative size, from which the next would be an earlier one.
+        ValueError: if one is a link or there twice, or a size is negative: it leads backwards.
         TarError: if it is damaged.
     """
+    names: set[str] = set()
     while (member := members.next()) is not None:
         if member.size < 0:
             raise ValueError(f"{member.name!a} has a size of {member.size}")
         members.members.clear()  # it keeps what it has read
-        if member.isreg() and not is_junk(os.fsencode(member.name.rpartition("/")[2])):
-            yield member
+        last = os.fsencode(member.name.rpartition("/")[2])
+        is_wanted = has_suffix(last) or last.lower().endswith((b".cls", b".json"))
+        if not is_wanted or is_junk(last) or member.isdir() or member.isdev():
+            continue
+        if not member.isreg():
+            raise ValueError(f"{member.name!a} is a link: pack with `tar -h --hard-dereference`")
+        if member.name in names:
+            raise ValueError(f"{member.name!a} is there twice: pack anew, with a name for each")
+        names.add(member.name)
+        yield member
 
 
 def why_not(start: bytes, error: Exception) -> str:
@@ -200,12 +208,14 @@ def why_not(start: bytes, error: Exception) -> str:
         return "it is compressed, and can't be read in part: unpack it"
     if not start:
         return "it is empty"
+    if start == UNFINISHED:
+        return "`prepare --format tar` did not finish: run it again"
     if start[257:262] != b"ustar" and isinstance(error, tarfile.ReadError):
         return f"it is no tar file, it begins with {start[:24]!a}"
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def label_of(image: str, labels: dict[str, Label | UserError], shown: str) -> Label:
+def label_of(image: str, labels: dict[str, Label | UserError | None], shown: str) -> Label:
     """The label of an image: in the member whose name is the longest beginning of its own.
 
     Or else its folder. Raises `UserError` if there is neither, or it can't be read.
@@ -215,17 +225,15 @@ def label_of(image: str, labels: dict[str, Label | UserError], shown: str) -> La
     while "." in last:
         last = last.rpartition(".")[0]
         stem = stem.rpartition(".")[0]
-        if (label := labels.get(stem)) is not None:
-            if isinstance(label, UserError):
-                raise label
+        label = labels.get(f"{stem}.cls", labels.get(f"{stem}.json"))
+        if isinstance(label, UserError):
+            raise label
+        if label is not None:
             return label
     label = folder.rpartition("/")[2]
     if label in ("", "."):
-        longest = image.rpartition(".")[0] + ".cls"
-        raise UserError(
-            f"image {image!a} of {shown} has no label: add {longest!a}, or put it into a folder "
-            "called as its class"
-        )
+        name = image.rpartition(".")[0] + ".cls"
+        raise UserError(f"image {image!a} of {shown} has no label: add {name!a}, or class folders")
     # As `folder` writes names that are no UTF-8.
     return os.fsencode(label).decode("utf-8", "backslashreplace")
 
@@ -237,21 +245,19 @@ def read_label(
 
     An error is returned, as the label may be that of no image.
     """
-    suffix = member.name.rpartition(".")[2]
-    if suffix not in READERS:
-        return None
     try:
         if member.size > MOST_LABEL:
             raise ValueError(f"it has {member.size:,} bytes, more than {MOST_LABEL:,}")
         content = members.extractfile(member).read()
-        return READERS[suffix](content)
+        return (read_cls if member.name.lower().endswith(".cls") else read_json)(content)
     except (ValueError, RecursionError) as error:
         return UserError(f"label {member.name!a} of {shown} cannot be read: {error}")
 
 
 def read_cls(content: bytes) -> Label:
     """The label that is all of a text."""
-    text = content.decode().strip()
+    if not (text := content.decode().strip()):
+        raise ValueError("it is empty")
     return int(text) if text.isdecimal() else text
 
 
@@ -260,9 +266,6 @@ def read_json(content: bytes) -> Label | None:
     found: Any = json.loads(content)
     label = found.get("labels", found.get("label")) if isinstance(found, dict) else None
     some = label if isinstance(label, list) else [label]
-    if label is not None and not all(type(one) in (int, str) for one in some):
+    if label is not None and ("" in some or not all(type(one) in (int, str) for one in some)):
         raise ValueError(f"a label should be a number or a name, not {label!a:.60}")
     return label
-
-
-READERS = {"cls": read_cls, "json": read_json}

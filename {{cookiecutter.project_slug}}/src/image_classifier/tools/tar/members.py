@@ -17,23 +17,19 @@ class Members(PathList):
 
     def __init__(self, storage: Storage, index: Index, numbers: Tensor | None = None) -> None:
         """The images at `numbers` of an index, (count,) int64, or all."""
-        if numbers is None:
-            numbers = torch.arange(len(index.which))
         self.storage = storage
         self.index = index
-        self.numbers = numbers
-        places = (index.arrays[name][numbers].numpy() for name in ("shard", "start", "size"))
+        self.numbers = torch.arange(len(index.arrays["label"])) if numbers is None else numbers
+        places = (index.arrays[name][self.numbers].numpy() for name in ("shard", "start", "size"))
         self.shard, self.start, self.size = places
         folders = [os.fsencode(name) + b"/" for name, _, _ in index.shards]
-        pairs = zip(self.shard.tolist(), index.names(numbers), strict=True)
+        pairs = zip(self.shard.tolist(), index.names(self.numbers), strict=True)
         super().__init__(storage.root, (folders[shard] + name for shard, name in pairs))
 
     def read(self, index: int) -> bytes:
         """The content of image `index`; as `prefetch` has fetched it, if it has."""
         ahead = getattr(self.storage.here().thread, "ahead", {})
-        if index in ahead:
-            return ahead[index].result()
-        return self.fetch(index)
+        return ahead[index].result() if index in ahead else self.fetch(index)
 
     def fetch(self, index: int) -> bytes:
         """The content of image `index`."""

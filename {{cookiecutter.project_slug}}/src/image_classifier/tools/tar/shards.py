@@ -21,11 +21,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ...data import FORMATS, Source
+from ...data import FORMATS, NPY_START, Source
 from ...errors import UserError
 from ...runtime.console import Progress, clock, say
 from ...runtime.files import write_text, write_whole
 from ...runtime.machine import num_cores
+from .index import UNFINISHED
 
 SHARD_BYTES = 2**27  # about; each thread holds one in memory
 # By format, where they are not the same; MPO is a JPEG with others behind it.
@@ -47,8 +48,10 @@ def write_shards(source: Source, split: str, folder: Path) -> None:
     progress = Progress(len(source))
     parts = torch.arange(len(source)).split(images_per_shard(source))
     names = [f"{split}-{number:06}.tar" for number in range(len(parts))]
+    marker = folder / f"{split}-unfinished.tar"
+    marker.write_bytes(UNFINISHED)
     for path in folder.glob(f"{split}-*.tar"):
-        if path.name not in names:
+        if path.name not in (*names, marker.name):
             path.unlink()
     stats = None if source.paths is None else source.paths.stats()
 
@@ -74,6 +77,7 @@ def write_shards(source: Source, split: str, folder: Path) -> None:
             num_written += is_new
             progress.show(int(part[-1]) + 1)
     write_text(folder / "classes.txt", "".join(f"{name}\n" for name in source.classes))
+    marker.unlink()
     done = f"{num_written} of {len(parts)} shards written in {clock(time.monotonic() - began)}"
     say(f"{folder}: {len(source):,} images for {split}: {done}; --data.name tar reads them")
 
@@ -125,18 +129,22 @@ def encoded(source: Source, index: int) -> tuple[str, bytes]:
         UserError: if it can't be read.
     """
     if source.paths is None or source.reader is not None:
+        kind = source.channels, source.bits
+        if kind not in ((1, 8), (1, 16), (3, 8)):
+            raise UserError(f"--format tar has gray or 8-bit RGB, not {kind[0]} x {kind[1]} bits")
         file = io.BytesIO()
-        Image.fromarray(source.read(index).numpy()).save(file, "PNG")
+        Image.fromarray(source.read(index).squeeze(2).numpy()).save(file, "PNG")
         return f"{index:08}.png", file.getvalue()
+    content = b""
     try:
         content = source.paths.read(index)
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             suffix = SUFFIXES.get(image.format, image.format.lower())
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"cannot read image {source.name(index)!a}: {error}; `check --quarantine` leaves out "
-            "all such files"
-        ) from error
+        reason = f"{error}; `check --quarantine` leaves out all such files"
+        if content.startswith(NPY_START):
+            reason = "--format tar takes no .npy files, --format raw does"
+        raise UserError(f"cannot read image {source.name(index)!a}: {reason}") from error
     stem = os.fsdecode(source.paths.relative(index)).rpartition("/")[2].partition(".")[0]
     return f"{index:08}-{re.sub('[^A-Za-z0-9_-]', '_', stem)}.{suffix}", content
 

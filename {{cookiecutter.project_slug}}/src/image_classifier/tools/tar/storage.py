@@ -65,9 +65,7 @@ class Storage:
         """The shards of each part, train, val and so on, sorted; all are `train` without parts."""
         is_file = PACKED.sub(".tar", self.root).endswith(".tar")
         if is_file and not (self.is_local and os.path.isdir(self.root)):
-            raise UserError(
-                f"--data.root {self.root!a} is one tar file: give the folder in which it is"
-            )
+            raise UserError(f"--data.root {self.root!a} is one tar file: give its folder")
         parts: dict[str, list[str]] = {}
         for name, is_folder in self.list_names():
             word = re.match("[a-z]*", name.lower())[0]
@@ -77,9 +75,7 @@ class Storage:
             else:
                 found = [] if is_folder else [name]
             if packed := [shard for shard in found if PACKED.sub(".tar", shard) not in found]:
-                raise UserError(
-                    f"{self.show(packed[0])} is compressed, and can't be read in part: unpack it"
-                )
+                raise UserError(f"{self.show(packed[0])} is compressed: unpack it to a .tar")
             if shards := [shard for shard in found if shard.endswith(".tar")]:
                 parts.setdefault(word if part == "val" else part, []).extend(sorted(shards))
         others = parts.pop("", [])
@@ -101,9 +97,8 @@ class Storage:
             UserError: if there is no such folder, or its server does not list it.
         """
         here = self.here()
-        place = self.place(folder)
         try:
-            entries = here.attempt(folder, lambda: here.fs.ls(place, detail=True))
+            entries = here.attempt(folder, lambda: here.fs.ls(self.place(folder), detail=True))
         except (OSError, ValueError) as error:
             raise UserError(f"cannot list {self.root!a}: {error}") from error
         names = ((entry["name"].rstrip("/"), entry["type"] == "directory") for entry in entries)
@@ -115,9 +110,7 @@ class Storage:
 
     def describe(self, name: str) -> tuple[int, str]:
         """Size in bytes of a file, and what is another text once it has changed."""
-        here = self.here()
-        place = self.place(name)
-        info = self.opened(name, lambda: here.fs.info(place))
+        info = self.opened(name, lambda: self.here().fs.info(self.place(name)))
         if info["size"] is None:
             raise UserError(f"{self.show(name)}: its server does not tell its size")
         found = info["size"], {key: str(info[key]) for key in STAMPS if info.get(key)}
@@ -133,15 +126,17 @@ class Storage:
         )
 
     def read_lines(self, name: str) -> tuple[str, ...] | None:
-        """The lines of a text file; None if there is none."""
-        here = self.here()
-        place = self.place(name)
+        """The lines of a text file, without blank ones at its end; None if there is no file."""
         try:
-            return tuple(here.attempt(name, lambda: here.fs.cat_file(place)).decode().splitlines())
+            content = self.attempt(name, lambda: self.here().fs.cat_file(self.place(name)))
+            lines = content.decode().rstrip().splitlines()
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {self.show(name)}: {error}") from error
+        if "" in map(str.strip, lines):
+            raise UserError(f"{self.show(name)} has a blank line before others: remove it")
+        return tuple(lines)
 
     def read(self, name: str, start: int, size: int) -> bytes:
         """Part of a file.

@@ -16,6 +16,7 @@ from PIL import Image
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS, Source, open_dataset
+from image_classifier.errors import UserError
 from image_classifier.tools.tar import shards
 
 pytest.importorskip("image_classifier.tools.prepare")
@@ -84,6 +85,31 @@ def test_images_in_memory_become_png_and_several_labels_json(tmp_path, monkeypat
     assert "weights or unknown labels cannot be kept" in refusal(*words, tmp_path)
 
 
+def test_classes_called_by_numbers_keep_their_order_in_shards(tmp_path):
+    pixels = torch.zeros((12, 9, 8, 3), dtype=torch.uint8)
+    source = Source(torch.arange(12), tuple(sorted(map(str, range(12)))), pixels)
+    shards.write_shards(source, "train", tmp_path)
+    found = open_dataset(DataConfig("tar", str(tmp_path), val_fraction=0.001), "train")
+    assert (found.labels.tolist(), found.classes) == (source.labels.tolist(), source.classes)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_gray_images_in_memory_become_gray_png(tmp_path, bits):
+    pixels = torch.randint(2**bits, (3, 9, 8, 1)).to(torch.uint8 if bits == 8 else torch.uint16)
+    kind = {"channels": 1, "bits": bits}
+    source = Source(torch.tensor([0, 1, 1]), ("ant", "bee"), pixels, **kind)
+    shards.write_shards(source, "train", tmp_path)
+    tar = DataConfig("tar", str(tmp_path), val_fraction=0.001, **kind)
+    assert torch.equal(open_dataset(tar, "train").read(2), pixels[2])
+
+
+def test_images_in_memory_with_other_channels_are_refused(tmp_path):
+    pixels = torch.zeros((3, 9, 8, 4), dtype=torch.uint8)
+    source = Source(torch.tensor([0, 1, 1]), ("ant", "bee"), pixels, channels=4)
+    with pytest.raises(UserError, match="has gray or 8-bit RGB, not 4 x 8 bits"):
+        shards.write_shards(source, "train", tmp_path)
+
+
 def test_a_photograph_with_others_behind_it_is_a_jpeg(root):
     path = root / "train/bee/5.jpg"
     with Image.open(path) as image:
@@ -97,4 +123,32 @@ def test_a_file_that_is_no_image_gets_into_no_shard(root, refusal):
     (root / "train/bee/5.jpg").write_bytes(b"<html>")
     said = refusal("prepare", "--data.root", root, "--format", "tar")
     assert re.search(r"cannot read image '.*bee/5.jpg': .*`check --quarantine`", said)
-    assert not list((root.parent / "photos.cache/tar").glob("*.tar"))
+    folder = root.parent / "photos.cache/tar"
+    assert [path.name for path in folder.glob("*.tar")] == ["train-unfinished.tar"]
+
+
+def test_a_npy_file_is_said_to_be_none_for_shards(root, refusal):
+    np.save(root / "train/bee/5.npy", np.zeros((9, 8, 3), np.uint8))
+    said = refusal("prepare", "--data.root", root, "--format", "tar")
+    assert re.search(r"bee/5.npy': --format tar takes no .npy files, --format raw does", said)
+    assert "quarantine" not in said
+
+
+def test_shards_that_are_not_all_written_are_refused_until_they_are(root, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_BYTES", 2**14)
+    tar = DataConfig("tar", str(root.parent / "photos.cache/tar"))
+    tar_of = shards.tar_of
+
+    def only_first(source, part):
+        if part[0]:
+            raise KeyboardInterrupt
+        return tar_of(source, part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "tar_of", only_first)
+        assert prepare(root) != 0
+    assert Path(tar.root, "train-000000.tar").exists()
+    with pytest.raises(UserError, match="`prepare --format tar` did not finish: run it again"):
+        open_dataset(tar, "train")
+    assert prepare(root) == 0
+    assert len(open_dataset(tar, "train")) == 12

@@ -11,6 +11,7 @@ import shutil
 import signal
 import tarfile
 import threading
+import tracemalloc
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,10 +31,10 @@ from image_classifier.tools.tar import index, storage
 from image_classifier.train import train
 
 
-def write_tar(path, members):
+def write_tar(path, members, mode="w"):
     """Write a tar file with these members."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as shard:
+    with tarfile.open(path, mode) as shard:
         for name, content in members.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
@@ -145,6 +146,31 @@ LABELS = {
     "17.jpg": ({"17.json": rb'{"label": "\ud800\n"}'}, [0], (r"\ud800\n",)),
     "18.jpg": ({"18.cls": bytes(2**20 + 1)}, None, "'18.cls' of .*: it has 1,048,577 bytes, more"),
     "19.jpg": ({"19.json": b'{"label": %s}' % b"[0.5]" * 999}, None, "'19.json' of .*: Extra data"),
+    "20.jpg": ({"20.cls": b" \n"}, None, "label '20.cls' of .* cannot be read: it is empty"),
+    "21.jpg": ({"21.json": b'{"labels": ["a", ""]}'}, None, r"a number or a name, not \['a', ''\]"),
+    "ant/22.JPG ant/23.jpg": (
+        {"ant/22.CLS": b"bee", "ant/23.JSON": b'{"label": "cat"}'},
+        [0, 1],
+        ("bee", "cat"),
+    ),
+    # Of one image, `.cls` counts, in whatever order.
+    "24.jpg 25.jpg": (
+        {"24.json": b'{"label": 1}', "24.cls": b"0", "25.cls": b"1", "25.json": b'{"label": 0}'},
+        [0, 1],
+        "01",
+    ),
+    # Folders above those of the classes; a class may be called as a part.
+    "x/train/ant/26.jpg x/train/test/27.jpg": ({}, [0, 1], ("ant", "test")),
+    "train/ant/28.jpg val/ant/29.jpg": (
+        {},
+        None,
+        "holds train and val: pack each into a tar file of its own, or unpack it and use",
+    ),
+    "x/seg_train/30.jpg x/seg_test/31.jpg": (
+        {"x/seg_train/30.cls": b"0", "x/seg_test/31.cls": b"1"},
+        None,
+        "holds test and train: pack each",
+    ),
     "\udcff/20.jpg \udcfe.jpg": ({"\udcfe.cls": b"b"}, [0, 1], (r"\xff", "b")),
 }
 
@@ -174,7 +200,10 @@ def test_classes_may_be_named_and_those_of_training_count(tmp_path):
     assert opened(tmp_path / "own", "val").classes == ("0", "1")
     with pytest.raises(UserError, match=r"the test shards in .*: label 2 is none of the 2 classes"):
         opened(tmp_path / "own", "test")
-    (tmp_path / "own/classes.txt").write_text("ant\nbee\ncat\n")
+    (tmp_path / "own/classes.txt").write_text("ant\n \nbee\n")
+    with pytest.raises(UserError, match=r"classes.txt' has a blank line before others: remove it"):
+        opened(tmp_path / "own", "test")
+    (tmp_path / "own/classes.txt").write_text("ant\nbee\ncat\n\n \n")
     assert opened(tmp_path / "own", "test").classes == ("ant", "bee", "cat")
     with pytest.raises(UserError, match="has validation images of its own"):
         opened(tmp_path / "own", fold=1)
@@ -195,6 +224,52 @@ def test_undivided_images_are_divided_by_their_names_whatever_their_shards(tmp_p
     assert names["one", "val"] == names["two", "val"]
     assert sorted(names["one", "train"] | names["one", "val"]) == sorted(map(str.encode, members))
     assert 4 < len(names["one", "val"]) < 25
+
+
+def test_images_of_the_same_names_in_each_shard_are_divided_by_shard_and_name(tmp_path):
+    for number in range(40):
+        members = {f"{key}.jpg": b"" for key in range(8)} | {f"{key}.cls": b"0" for key in range(8)}
+        write_tar(tmp_path / f"own/{number}.tar", members)
+    train, val = (opened(tmp_path / "own", split, val_fraction=0.2) for split in ("train", "val"))
+    assert len(train) + len(val) == 320
+    for number in range(8):
+        names = [path for path in map(val.name, range(len(val))) if path.endswith(f"/{number}.jpg")]
+        assert 0 < len(names) < 30
+
+
+def test_names_of_a_few_images_are_read_without_a_copy_of_all():
+    name = b"ant/1.jpg"
+    ends = len(name) * torch.arange(1, 100_001)
+    names = torch.frombuffer(bytearray(name * len(ends)), dtype=torch.uint8)
+    some = index.Index([], [], {"end": ends, "names": names})
+    tracemalloc.start()
+    assert [*some.names(torch.tensor([99_999, 0, 7]))] == [name] * 3
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < len(names) / 10
+
+
+def test_a_name_that_is_there_twice_is_refused(tmp_path):
+    shard = write_tar(tmp_path / "own/0.tar", {"0.jpg": b"", "0.cls": b"ant"})
+    write_tar(shard, {"0.png": b"", "0.cls": b"bee"}, "a")  # as `tar -A` joins them
+    with pytest.raises(UserError, match=r"own/0.tar' cannot be read: '0.cls' is there twice: pack"):
+        opened(tmp_path / "own")
+    write_tar(shard, {"ant/0.jpg": b"", "0.txt": b""})
+    write_tar(shard, {"ant/0.jpg": b"", "0.txt": b""}, "a")
+    with pytest.raises(UserError, match=r"own/0.tar' cannot be read: 'ant/0.jpg' is there twice"):
+        opened(tmp_path / "own")
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE], ids=["hard", "symbolic"])
+def test_an_image_that_is_a_link_is_refused(tmp_path, kind):
+    shard = write_tar(tmp_path / "own/0.tar", {"ant/0.jpg": b""})
+    link = tarfile.TarInfo("bee/1.jpg")
+    link.type = kind
+    link.linkname = "ant/0.jpg"
+    with tarfile.open(shard, "a") as members:
+        members.addfile(link)
+    with pytest.raises(UserError, match=r"'bee/1.jpg' is a link: pack with `tar -h --hard-deref"):
+        opened(tmp_path / "own")
 
 
 def test_each_class_keeps_an_image_for_training_and_parts_have_other_names_too(tmp_path):
@@ -334,7 +409,7 @@ FOREIGN = {
     "sparse": (sparse("ant/1.jpg", 2**32) + bytes(1024), "'ant/1.jpg' is sparse: pack without"),
     "backwards": (PLAIN + with_size("ant/2.jpg", -512) + bytes(1024), "'ant/2.jpg' has a size of"),
     "endless": (with_size("ant/2.jpg", 2**40) + bytes(1024), "unexpected end of data"),
-    "two": ((PLAIN + bytes(1024)) * 2, "goes on after its end, at 512 bytes: `tar -A`, not `cat`"),
+    "two": ((PLAIN + bytes(1024)) * 2, "goes on after its end at 512: pack anew"),
 }
 
 
@@ -379,11 +454,11 @@ def test_a_shard_that_is_gone_is_named(tmp_path):
         ("nowhere", "cannot list '.*nowhere'"),
         ("", "there are no tar files, train-000000.tar"),
         ("mixed", "is 'more.tar' of train, val or test"),
-        ("mixed/more.tar", "more.tar' is one tar file: give the folder in which it is"),
-        ("memory://x/train-0.tar", "train-0.tar' is one tar file: give the folder in which it"),
-        ("packed/train-0.tar.gz", "train-0.tar.gz' is one tar file: give the folder in which it"),
-        ("packed", "train-0.tar.gz' is compressed, and can't be read in part: unpack it"),
-        ("folders", "train/1.tgz' is compressed, and can't be read in part: unpack it"),
+        ("mixed/more.tar", "more.tar' is one tar file: give its folder"),
+        ("memory://x/train-0.tar", "train-0.tar' is one tar file: give its folder"),
+        ("packed/train-0.tar.gz", "train-0.tar.gz' is one tar file: give its folder"),
+        ("packed", "train-0.tar.gz' is compressed: unpack it to a .tar"),
+        ("folders", "train/1.tgz' is compressed: unpack it to a .tar"),
         ("nofs://here", "Protocol not known: nofs"),
     ],
 )
