@@ -226,7 +226,7 @@ def opened(folder):
     data, task = Config().data, "single-label"
     join = distributed.join_world(Config().compute, 20)
     with pytest.raises((OSError, RuntimeError)) as error, join as world:  # noqa: PT012
-        found = [splits.open_source(data, "train", world, task)]
+        found = [splits.open_source(data, "val", world, task)]
         found.append(pretrained.download("resnet18", world).read_text())
         splits.open_source(data, "no/folder", world, task)
     return found, error.type, is_peer_failure(error.value)
