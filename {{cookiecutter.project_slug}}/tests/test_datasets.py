@@ -201,3 +201,13 @@ def test_an_unusable_folder_is_named(tmp_path, files, message):
 def test_images_at_the_root_of_a_disk_need_a_folder_for_what_is_made_of_them():
     with pytest.raises(UserError, match=r"'/' has nothing beside it: set --data\.cache"):
         cache_folder(DataConfig("folder", "/"))
+
+
+def test_a_few_of_images_whose_labels_alternate_are_of_all_classes():
+    labels = torch.arange(20_000) % 10
+    source = Source(labels, tuple("abcdefghij"), pixels=torch.zeros(20_000, 1, 1, 3).byte())
+    counts = source.thinned(500).class_counts()
+    assert counts.sum() == 500
+    assert 40 < counts.min() <= counts.max() < 60
+    assert source.thinned(20_000).labels.equal(labels)
+    assert source.thinned(3).labels.tolist() == [0, 6, 3]  # too few for all: evenly spread

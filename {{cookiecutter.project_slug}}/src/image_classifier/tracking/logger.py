@@ -214,7 +214,7 @@ class RunLogger:
 
     def speed(self, steps: float, seconds: float, waited: float) -> Speed | None:
         """Speed over steps that took and waited so many seconds; None if no steps were timed."""
-        if not steps:
+        if not steps or not seconds:  # the clock of Windows stands still for 16 ms
             return None
         rate = steps * self.train_data.batch_size / seconds
         return Speed(self.step_done, self.image_size, rate, waited / seconds)

@@ -19,6 +19,7 @@ from .parts import find_name
 from .paths import PathList
 
 Color = tuple[float, ...]  # of each channel
+GOLDEN = (5**0.5 - 1) / 2  # whose multiples are spread over all shares of a step
 READ_FILES = 64  # files whose contents are compared when a run resumes
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -213,8 +214,17 @@ class Source:
         )
 
     def thinned(self, count: int) -> "Source":
-        """`count` evenly spread images, so that all classes keep their share."""
-        return self.picked(torch.arange(count) * len(self) // count)
+        """`count` evenly spread images, so that all classes keep their share.
+
+        Where labels alternate, even steps may miss a class: then steps of different lengths.
+        """
+        places = torch.arange(count)
+        found = self.picked(places * len(self) // count)
+        had, has = (source.class_counts() > 0 for source in (self, found))
+        if (had == has).all() or count < int(had.sum()):
+            return found
+        shifts = places * GOLDEN % 1
+        return self.picked(((places + shifts) * len(self) / count).long())
 
     def fingerprint(self) -> str:
         """A digest of labels, weights, classes, pixels or paths, and how images were prepared.

@@ -12,6 +12,7 @@ from ...extensions import find_tool, option
 from ...metrics import Predictions, counted_and_correct
 from ...runtime.console import printable, say
 from ...tracking import Observer, Result, Setup
+from ..statistics.statistics import Mean, by_images
 
 SHOWN = 2  # pairs of classes
 LEAST = 2  # mistakes of a pair that is shown
@@ -91,9 +92,9 @@ def gain_over(probe: Tensor, best: Predictions) -> str:
 
     `probe` has what these predicted, as `Predictions.predicted`.
     """
-    low, high = interval(probe, best)
-    told = f"fine-tuning gained {50 * (low + high):+.1f} points over what it began with"
-    return f"{told}{certainty(low, high)}"
+    gain = gain_of(probe, best)
+    told = f"fine-tuning gained {100 * gain.mean:+.1f} points over what it began with"
+    return f"{told}{certainty(gain.low, gain.high)}"
 
 
 def late_gain(late: Tensor, best: Predictions, since: float, is_later: bool) -> str:
@@ -103,23 +104,20 @@ def late_gain(late: Tensor, best: Predictions, since: float, is_later: bool) -> 
     """
     if not is_later:
         return f"nothing gained since {since:.0%} of the steps: a longer run would hardly gain"
-    low, high = interval(late, best)
-    more = "may gain more" if low > 0 else "would hardly gain"
-    told = f"since {since:.0%} of the steps {50 * (low + high):+.1f} points{certainty(low, high)}"
-    return f"{told}: a longer run {more}"
+    gain = gain_of(late, best)
+    more = "may gain more" if gain.low > 0 else "would hardly gain"
+    told = f"since {since:.0%} of the steps {100 * gain.mean:+.1f} points"
+    return f"{told}{certainty(gain.low, gain.high)}: a longer run {more}"
 
 
-def interval(earlier: Tensor, best: Predictions) -> tuple[float, float]:
-    """Bounds, with 95 % confidence, of the share of images that the best weights have gained."""
-    from ..statistics.statistics import by_images
-
+def gain_of(earlier: Tensor, best: Predictions) -> Mean:
+    """The share of images that the best weights have gained, with bounds of 95 % confidence."""
     (counted, before), (_, after) = (
         counted_and_correct(found, best.source.labels) for found in (earlier, best.predicted)
     )
     gained = int((after & ~before).sum())
     lost = int((before & ~after).sum())
-    gain = by_images(lost, gained, int(counted.sum()))
-    return gain.low, gain.high
+    return by_images(lost, gained, int(counted.sum()))
 
 
 def certainty(low: float, high: float) -> str:

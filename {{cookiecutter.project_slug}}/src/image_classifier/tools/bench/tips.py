@@ -91,7 +91,8 @@ def prepared(setup: Setup) -> Variants | str:
     count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
     print(f"preparing {count:,} of the images, to measure it", flush=True)
     DATASETS[SAMPLE] = lambda *_: source.thinned(count)
-    config = with_knobs(config, {"data.name": SAMPLE, "data.limit": 0})
+    tables = {"data.labels": "", "data.columns": ()} if hasattr(data, "labels") else {}
+    config = with_knobs(config, {"data.name": SAMPLE, "data.limit": 0} | tables)
     kind = data.channels, data.bits
     forms = ("jpeg", "raw") if kind == (3, 8) else ("raw",)
     caches = {f"prepared, {form}": str(Path(config.run.dir, SAMPLE, form)) for form in forms}

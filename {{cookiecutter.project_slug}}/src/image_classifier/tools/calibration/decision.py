@@ -105,21 +105,34 @@ def logits_of(probabilities: Tensor, has_several: bool) -> Tensor:
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature of the lowest log loss: of (count, classes) logits."""
+    """The temperature of the lowest log loss: of (count, classes) logits.
+
+    Where all answers are right, that would be the lowest of all: one image of unknown label, which
+    counts with the others, keeps it from that.
+    """
     from scipy.optimize import minimize_scalar
 
     step = max(1, logits.numel() // MOST_NUMBERS)
-    logits = logits[::step].double()
-    labels = labels[::step].long()
+    is_finite = logits[::step].isfinite().all(1)
+    logits = logits[::step][is_finite].double()
+    labels = labels[::step][is_finite].long()
     known = labels >= 0
     if not known.any():
         return 1.0
+    count = int(known.sum())
+    num_classes = logits.shape[1]
+    unknown = logits.mean(0, keepdim=True)  # of one more image, which may have any label
 
     def loss(log_temperature: float) -> float:
-        scaled = logits / math.exp(log_temperature)
+        temperature = math.exp(log_temperature)
         if labels.ndim == 1:
-            return cross_entropy(scaled, labels, ignore_index=-1).item()
-        return binary_cross_entropy_with_logits(scaled[known], labels[known].double()).item()
+            own = cross_entropy(logits / temperature, labels, ignore_index=-1)
+            other = cross_entropy(unknown / temperature, torch.full_like(unknown, 1 / num_classes))
+            return (count * own + other).item()
+        own = binary_cross_entropy_with_logits(logits[known] / temperature, labels[known].double())
+        half = torch.full_like(unknown, 0.5)
+        other = binary_cross_entropy_with_logits(unknown / temperature, half)
+        return (count * own + num_classes * other).item()
 
     bounds = tuple(map(math.log, LIMITS))
     return math.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)

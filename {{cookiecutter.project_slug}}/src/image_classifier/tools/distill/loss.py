@@ -26,6 +26,9 @@ def change_loss(loss: Loss, config: Config, data: TrainData, _: int) -> Loss:
         return loss
     given = optim.teacher, optim.teacher_share, optim.teacher_temperature
     teacher = Teacher(*given, config.compute, data)
+    if teacher.task != data.source.task:
+        tasks = f"is of {teacher.task}, and the run of {data.source.task}"
+        raise UserError(f"--optim.teacher {optim.teacher!a} {tasks}: they should be alike")
     return replace(loss, targets=teacher.targets, teacher=teacher.digest)
 
 
@@ -58,6 +61,7 @@ class Teacher(nn.Module):
                 f"have {len(mean)}"
             )
         self.digest = trained.digest
+        self.task = trained.config.model.task
         self.model = trained.model
         self.side = trained.config.data.image_size
         self.of_logits = TASKS[trained.config.model.task].probabilities

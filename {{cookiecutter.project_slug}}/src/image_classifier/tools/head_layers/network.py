@@ -5,6 +5,7 @@ with what they make of them on the way. By hooks, so all other weights keep thei
 """
 
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -71,21 +72,21 @@ class Depths:
     """What blocks return for the images of a batch, pooled, until the last layer takes it."""
 
     def __init__(self) -> None:
-        self.pooled: dict[int, Tensor] = {}  # by number of the block
+        self.pooled: dict[int, dict[int, Tensor]] = {}  # by thread, by number of the block
 
     def note(self, number: int, axis: int, *call: Any) -> None:  # noqa: ANN401 - of any block
         """Keep mean and maximum over all places of what block `number` returns."""
         places = call[2].movedim(axis, -1).flatten(1, -2)  # (batch, places, channels)
         # Not amax, whose gradient needs what the next layer may overwrite.
-        self.pooled[number] = torch.cat((places.mean(1), places.max(dim=1).values), dim=1)
+        pooled = torch.cat((places.mean(1), places.max(dim=1).values), dim=1)
+        self.pooled.setdefault(get_ident(), {})[number] = pooled
 
     def join(self, _: nn.Module, inputs: tuple[Tensor]) -> Tensor:
         """All that was kept, (batch, width), in place of the last layer's inputs.
 
         These are such features themselves where the last layer is called alone.
         """
-        pooled = self.pooled
-        self.pooled = {}
+        pooled = self.pooled.pop(get_ident(), {})
         return torch.cat([pooled[n] for n in sorted(pooled)], dim=1) if pooled else inputs[0]
 
 

@@ -52,7 +52,9 @@ def compute_features(setup: Setup, data: EvalData) -> Features:
     path = cache_folder(config.data) / f"features-{digest(config, data, model)}.pt"
     began = monotonic()
     kept = None
-    is_cached = config.data.cache != NO_CACHE
+    # What another reader returns is known by no digest.
+    is_known = data.source.reader is None or data.source.recipe != ""
+    is_cached = is_known and config.data.cache != NO_CACHE
     with suppress(DamagedError, UserError):  # there is none, or it is not what was written
         kept, _ = read_file(path) if is_cached else (None, "")
     if world.all_true(kept is not None):
@@ -121,4 +123,6 @@ def digest(config: Config, data: EvalData, model: nn.Module) -> str:
     source = data.source
     images = source.fingerprint(), source.file_digests(), source.mean, source.std
     known.update(json.dumps([VERSION, knobs, images]).encode())
+    if source.paths is not None:  # sizes, and when each file was changed
+        known.update(source.paths.stats().contiguous().numpy().data)
     return known.hexdigest()

@@ -81,6 +81,8 @@ def small_batchnorm_batch(config: Config, model: nn.Module, processes: int) -> s
 def imbalanced_classes(config: Config, train: Source) -> str:
     """A class that is rarely seen is rarely predicted: https://arxiv.org/abs/1901.05555."""
     sizes = train.class_counts()
+    if not sizes.any():
+        return "no training image has a label"
     smallest = int(sizes[sizes > 0].min())
     largest = int(sizes.max())
     is_balanced = option(config, "data.balance", "none") != "none"  # of a tool

@@ -1,5 +1,6 @@
 """The images of `predict`: files, folders, patterns or a list, decoded as for an evaluation."""
 
+import codecs
 import glob
 import os
 import sys
@@ -94,7 +95,9 @@ def files_of(text: str, stdin: BinaryIO, separator: bytes, others: Counter[str])
     """
     path = os.fsencode(text)
     if text == LIST:
-        yield from filter(None, stdin.read().split(separator))
+        names = stdin.read().removeprefix(codecs.BOM_UTF8).split(separator)
+        has_returns = separator == b"\n" and all(n.endswith(b"\r") for n in names[:-1])
+        yield from filter(None, (n.removesuffix(b"\r") if has_returns else n for n in names))
     elif os.path.isdir(path):
         yield from walk(path, others)
     elif os.path.lexists(path):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -128,7 +128,7 @@ def read_run(folder: Path) -> Run:
             metric=metric,
             score=best[f"val/{metric}"],
             last_score=scored[-1][f"val/{metric}"],
-            loss=float(best["val/loss"]),
+            loss=float(best.get("val/loss", nan)),  # left out where it is not finite
             images_per_second=median(rates or [0.0]),
             seconds=float((steps * config["data.batch_size"] / rates).sum()),
             predictions=saved if saved and saved.step == best["step"] else None,

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ...data import EvalData
+from ...errors import UserError
 from ...evaluate import Scores, evaluate
 from ...extensions import option
 from ...runtime.distributed import World
@@ -51,7 +52,10 @@ def open_observer(setup: Setup) -> Observer:
 
     def judge(model: nn.Module) -> dict[str, float]:
         nonlocal scores
-        scores = evaluate(model, sample, setup.normalize, setup.precision, sample.world)
+        try:
+            scores = evaluate(model, sample, setup.normalize, setup.precision, sample.world)
+        except UserError:  # none of so few images can be read
+            return {}
         score = scores.value(metric)
         return {f"train/{metric}": score} if isfinite(score) else {}
 

@@ -38,7 +38,7 @@ def test_the_classes_that_are_confused_most_are_named_with_their_images():
 @pytest.mark.parametrize(
     ("num_gained", "said"),
     [
-        (30, r"gained \+29\.\d points over what it began with \(95 %: \+2"),
+        (30, r"gained \+30\.0 points over what it began with \(95 %: \+2"),
         (1, "which may be chance"),
     ],
 )

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import changed, untrained_run
+from torch.nn.functional import one_hot
 
 from image_classifier import evaluate as evaluation
 from image_classifier.checkpoints import load_best
@@ -238,3 +239,19 @@ def test_errors_among_the_predicted_by_their_share():
     coverage, error = zip(*risk_by_coverage(scores, is_right), strict=True)
     assert coverage == (25, 50, 75, 100)
     assert error == pytest.approx((0, 0, 100 / 3, 50))
+
+
+def test_where_all_answers_are_right_the_temperature_is_no_extreme():
+    draws = torch.Generator().manual_seed(0)
+    labels = torch.arange(40) % 4
+    logits = 3 * one_hot(labels, 4) + 0.3 * torch.randn(40, 4, generator=draws)
+    assert 0.2 < choosing.fit_temperature(logits, labels) < 1
+
+
+def test_one_answer_that_is_no_number_changes_no_temperature():
+    draws = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(60, 4, generator=draws)
+    labels = torch.randint(4, (60,), generator=draws)
+    expected = choosing.fit_temperature(logits[1:], labels[1:])
+    logits[0, 2] = float("nan")
+    assert choosing.fit_temperature(logits, labels) == pytest.approx(expected)

@@ -3,6 +3,7 @@
 import re
 import shutil
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,15 @@ def test_a_teacher_that_cannot_teach_is_refused_in_a_line(trained_once):
     missing = Path(trained_once, "none")
     with pytest.raises(UserError, match=re.escape(f"there is no checkpoint '{missing}'")):
         teacher_of(missing, ("ant",), 0.5)
+
+
+def test_a_teacher_of_one_label_does_not_teach_several(taught, monkeypatch):
+    def several(data, split):
+        found = datasets.shapes(data, split)
+        labels = one_hot(found.labels, len(found.classes)).to(torch.int8)
+        return replace(found, labels=labels)
+
+    monkeypatch.setitem(datasets.DATASETS, "several", several)
+    config = changed(taught, data__name="several", model__task="multi-label")
+    with pytest.raises(UserError, match="is of single-label, and the run of multi-label"):
+        train(config)

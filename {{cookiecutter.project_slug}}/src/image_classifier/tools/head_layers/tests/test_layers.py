@@ -1,5 +1,6 @@
 """`--model.head layers`: the last layer sees several depths; all else is as without it."""
 
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 
 import pytest
@@ -105,3 +106,14 @@ def test_all_of_it_learns_and_a_copy_has_features_of_its_own(name):
 def test_a_network_without_a_linear_last_layer_is_refused():
     with pytest.raises(UserError, match="layers needs a network of blocks with a linear"):
         build("squeezenet1_1", 64, head="layers")
+
+
+def test_threads_that_share_a_network_do_not_mix_their_images():
+    model = build("resnet9", head="layers")
+    images = torch.rand(16, 8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    predict = torch.inference_mode()(model)
+    alone = [predict(batch) for batch in images]
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            together = list(threads.map(predict, images))
+            assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))

@@ -1,5 +1,6 @@
 """Fine-tuning begins with a linear probe of the trained weights, and never ends below it."""
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from torch import nn
 
 from image_classifier.checkpoints.reading import load_best
 from image_classifier.config import ModelConfig
-from image_classifier.data import LEFT_OUT
+from image_classifier.data import DATASETS, LEFT_OUT, Source
+from image_classifier.data.datasets.shapes import shapes
 from image_classifier.errors import FaultError, UserError
 from image_classifier.models import build_model
 from image_classifier.tools.linear_probe import features
@@ -222,3 +224,31 @@ def test_images_of_more_weight_count_more():
     weights[labels == 1] = 5
     plain, heavy = (fit_classes(values, labels, True, 0, w) for w in (None, weights))
     assert heavy.bias[1] > plain.bias[1] + 0.5
+
+
+def test_features_of_files_that_have_changed_are_computed_anew(
+    finetuned, on_photos, photos, tmp_path, capsys
+):
+    root = shutil.copytree(photos, tmp_path / "photos")
+    images = replace(on_photos.data, root=str(root), limit=0, cache=str(tmp_path / "cache"))
+    config = changed(finetuned, epochs=0.0, optim__ema_decay=0.0, run__fresh=True)
+    config = replace(config, data=images)
+    changed_file = root / "train" / "ant" / "2.jpg"
+    for time, said in ((1, "computed"), (1, "read"), (2, "computed")):
+        os.utime(changed_file, (time, time))  # as one of the same size, written later
+        train(config)
+        assert f"features, {said} " in capsys.readouterr().out
+
+
+def test_features_of_what_no_digest_knows_are_not_kept(finetuned, monkeypatch, tmp_path, capsys):
+    def mine(data, split):
+        pixels = shapes(data, split).thinned(64).pixels
+        labels = torch.arange(64) % 2
+        return Source(labels, ("a", "b"), reader=lambda index: pixels[index])
+
+    monkeypatch.setitem(DATASETS, "mine", mine)
+    config = changed(finetuned, epochs=0.0, optim__ema_decay=0.0, run__fresh=True)
+    config = changed(config, data__name="mine", data__cache=str(tmp_path / "cache"))
+    for _ in range(2):
+        train(config)
+        assert "features, computed " in capsys.readouterr().out

@@ -296,6 +296,8 @@ def test_folders_patterns_and_lists_give_images(tmp_path, monkeypatch):
     assert listed(*map(os.fsdecode, named)) == named
     assert listed("-", stdin=b"b.jpg\n\na\xff.jpg") == [b"b.jpg", b"a\xff.jpg"]
     assert listed("-", stdin=b"a\nb.jpg\0c\0", separator=b"\0") == [b"a\nb.jpg", b"c"]
+    assert listed("-", stdin=b"\xef\xbb\xbfb.jpg\r\nc.jpg") == [b"b.jpg", b"c.jpg"]
+    assert listed("-", stdin=b"b.jpg\nc\r") == [b"b.jpg", b"c\r"]  # a name, odd as it is
     with pytest.raises(UserError, match="no images: name"):
         listed("none")
 
