@@ -14,6 +14,7 @@ from ...metrics import THRESHOLD, Decision, Predictions
 WHAT = "a temperature and thresholds"  # is chosen
 MOST_NUMBERS = 2**22  # probabilities from which a temperature is fitted
 LIMITS = 0.05, 20.0  # of a temperature
+FEW = 10  # images that have a label, from which its threshold of the highest F1 says something
 EPS = 1e-6  # how far from 0 and 1 the probability of a label is taken to be, at least
 NEVER = 2.0  # a threshold that no probability reaches, and that JSON can hold
 
@@ -26,8 +27,9 @@ def choose_decision(decision: Decision, predictions: Predictions, run: RunConfig
     predictions is right; or that of the lowest cost, where a wrong prediction costs
     `run.error_cost` and none at all 1 (https://doi.org/10.1109/TIT.1970.1054406), and which may be
     to predict nothing. With several labels, each class has the lowest threshold with
-    `run.min_precision`, or else that of the highest F1. Where a precision is out of reach, the
-    highest counts. Where not all probabilities were kept, it is `decision`.
+    `run.min_precision`, or else that of the highest F1, if enough images have it. Where a
+    precision is out of reach, the highest counts. Where not all probabilities were kept, it is
+    `decision`.
     """
     if predictions.probabilities is None:
         return decision
@@ -38,16 +40,33 @@ def choose_decision(decision: Decision, predictions: Predictions, run: RunConfig
     shares = calibrated(predictions.probabilities, temperature, has_several)
     thresholds = ()
     if has_several:
-        columns = zip(shares.T, labels.T, known.T, strict=True)
-        thresholds = tuple(
-            choose_threshold(scores[is_known], label[is_known] == 1, run.min_precision)
-            for scores, label, is_known in columns
-        )
+        thresholds = choose_thresholds(shares, labels == 1, known, run.min_precision)
     elif run.min_precision or run.error_cost:
         scores, predicted = shares[known].max(1)
         is_right = predicted == labels[known]
         thresholds = (choose_threshold(scores, is_right, run.min_precision, run.error_cost),)
     return Decision(temperature, thresholds)
+
+
+def choose_thresholds(
+    shares: Tensor, has_label: Tensor, known: Tensor, min_precision: float
+) -> tuple[float, ...]:
+    """The threshold of each class, of (count, classes) probabilities and labels, if they are known.
+
+    By F1, a class of few images that have it would have any threshold, most often one near 0: it
+    has that of all classes together.
+    """
+    found = []
+    step = max(1, len(shares) * shares.shape[1] // MOST_NUMBERS)
+    some = slice(None, None, step)
+    of_all = choose_threshold(shares[some][known[some]], has_label[some][known[some]])
+    for scores, label, is_known in zip(shares.T, has_label.T, known.T, strict=True):
+        is_rare = int(label[is_known].sum()) < FEW
+        own = of_all
+        if min_precision or not is_rare:
+            own = choose_threshold(scores[is_known], label[is_known], min_precision)
+        found.append(own)
+    return tuple(found)
 
 
 def read_decision(decision: Decision, state: dict[str, Any]) -> Decision:

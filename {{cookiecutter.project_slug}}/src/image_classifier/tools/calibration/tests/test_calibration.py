@@ -160,6 +160,20 @@ def test_without_a_wish_a_label_has_the_threshold_of_the_highest_f1():
     assert choose_threshold(scores, ~(scores > 0)) == 0.5  # nobody knows
 
 
+def test_a_label_of_few_images_has_the_threshold_of_all_labels():
+    draws = torch.Generator().manual_seed(0)
+    labels = torch.bernoulli(torch.tensor([0.5, 0.4, 0.01]).expand(200, 3), generator=draws)
+    shares = (2 * labels - 1 + torch.randn(200, 3, generator=draws)).sigmoid()
+    assert 0 < labels[:, 2].sum() < choosing.FEW
+    known = torch.ones(200, 3, dtype=torch.bool)
+    found = choosing.choose_thresholds(shares, labels == 1, known, 0.0)
+    of_all = choose_threshold(shares.flatten(), labels.flatten() == 1)
+    alone = [choose_threshold(*pair) for pair in zip(shares.T, labels.T == 1, strict=True)]
+    assert found == (*alone[:2], of_all)
+    wanted = choosing.choose_thresholds(shares, labels == 1, known, 0.9)
+    assert wanted[2] == choose_threshold(shares[:, 2], labels[:, 2] == 1, 0.9)
+
+
 @pytest.mark.usefixtures("pages")
 def test_an_evaluation_is_fitted_once_and_its_checkpoint_page_and_text_have_that(
     config, monkeypatch, capsys
