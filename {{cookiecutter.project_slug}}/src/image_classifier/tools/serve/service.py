@@ -7,8 +7,11 @@ import asyncio
 import io
 import socket
 import sys
+from collections import deque
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
+from statistics import fmean
+from time import monotonic
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +35,7 @@ except ImportError as error:
 T = TypeVar("T")
 
 ADDRESS = "127.0.0.1"
+MEASURED = 16  # images by whose time the wait of the next is estimated
 
 
 def serve(options: ServeOptions) -> None:
@@ -58,6 +62,14 @@ def build_app(model: Classifier, options: ServeOptions, workers: int) -> FastAPI
     app = FastAPI(title="image classifier", openapi_url=None)
     pool = ThreadPoolExecutor(workers)
     pending: set[Request] = set()  # whose image arrives, waits or is labeled
+    took = deque([0.0], MEASURED)  # seconds of the last images
+
+    def label(*words: Any) -> dict[str, Any]:  # noqa: ANN401 - those of `label_image`
+        began = monotonic()
+        try:
+            return label_image(*words)
+        finally:
+            took.append(monotonic() - began)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -65,7 +77,9 @@ def build_app(model: Classifier, options: ServeOptions, workers: int) -> FastAPI
 
     @app.post("/predict")
     async def predict(request: Request, top_k: int = Query(5, ge=1)) -> dict[str, Any]:
-        if len(pending) >= workers + options.max_waiting:
+        # Else, where more arrive than are labeled, each would wait until it is too late for it.
+        wait = fmean(took) * len(pending) / workers
+        if len(pending) >= workers + options.max_waiting or wait > options.max_seconds / 2:
             raise HTTPException(503, "too many requests at once", {"Retry-After": "1"})
         pending.add(request)
         try:
@@ -74,7 +88,7 @@ def build_app(model: Classifier, options: ServeOptions, workers: int) -> FastAPI
             pending.discard(request)
             raise
         words = model, content, top_k, options.max_megapixels * 1e6
-        job = asyncio.get_running_loop().run_in_executor(pool, label_image, *words)
+        job = asyncio.get_running_loop().run_in_executor(pool, label, *words)
         job.add_done_callback(lambda _: pending.discard(request))  # though nobody may wait any more
         return await in_time(asyncio.shield(job), options, 503)
 

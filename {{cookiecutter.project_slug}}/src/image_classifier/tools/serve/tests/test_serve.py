@@ -158,6 +158,26 @@ def test_an_image_that_is_not_labeled_in_time_keeps_its_place_until_it_is():
     assert [answer.status_code for answer in answers] == [503, 503, 200]
 
 
+def test_a_service_that_is_asked_for_twice_what_it_can_do_goes_on_doing_what_it_can():
+    from image_classifier.tools.serve import command, service
+
+    model = Mock(classes=("ant",), predict=lambda *_: time.sleep(0.05) or {})
+    options = command.ServeOptions("run", max_seconds=0.5)
+    app = service.build_app(model, options, workers=1)
+
+    async def ask_often():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            asked = []
+            for _ in range(100):  # in 2.5 s, of which the queue fills in one
+                asked.append(asyncio.create_task(client.post("/predict", content=b"1")))
+                await asyncio.sleep(0.025)
+            return [answer.status_code for answer in await asyncio.gather(*asked)]
+
+    codes = asyncio.run(ask_often())
+    assert codes[60:].count(200) >= 10  # of 20 that it could label meanwhile
+
+
 def test_paths_and_other_methods_lead_nowhere(client):
     assert client.get("/predict").status_code == 405
     assert client.get("/..%2f..%2fetc/passwd").status_code == 404
