@@ -204,7 +204,8 @@ def start_from(pretrained: PretrainedWeights, setup: Setup) -> tuple[str, str]:
     fit_head = function("head", "fit_head")
     if fit_head is None:
         return note, "last layer at zero"
-    return f"{note}; {fit_head(setup)}", PROBE
+    told, is_fitted = fit_head(setup)
+    return f"{note}; {told}", PROBE if is_fitted else "before training"
 
 
 def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Module:

@@ -42,11 +42,11 @@ class Fit(NamedTuple):
     note: str  # the penalty and the score on images that were left out
 
 
-def fit_head(setup: Setup) -> str:
+def fit_head(setup: Setup) -> tuple[str, bool]:
     """Fit the last layer of a model, whose other weights are trained, to the training images.
 
-    It is zeros, and stays so where it can't be fitted. Returns a note for the log; every rank has
-    the same layer.
+    It is zeros, and stays so where it can't be fitted. Returns a note for the log, and whether it
+    was fitted; every rank has the same layer.
 
     Raises:
         UserError: if an image cannot be read, or `config` has no epochs and nothing can be fitted.
@@ -73,11 +73,11 @@ def fit_head(setup: Setup) -> str:
             begin_at_zero(model)
             why = "the network computes on after it"
     if not why:
-        return note
+        return note, True
     if not config.epochs:
         raise UserError(f"{config.model.name}: its last layer can't be fitted: {why}")
     begins = "begins at zero" if isinstance(layer, nn.Linear) else "has random weights"
-    return f"the last layer {begins}: {why}"
+    return f"the last layer {begins}: {why}", False
 
 
 @torch.no_grad()

@@ -105,7 +105,9 @@ def test_a_probe_is_the_same_on_two_processes(finetuned, tmp_path):
     torch.testing.assert_close(alone, together, rtol=1e-3, atol=1e-4)
 
 
-def test_a_last_layer_that_can_not_be_fitted_begins_at_zero_and_says_why(finetuned, monkeypatch):
+def test_a_last_layer_that_can_not_be_fitted_begins_at_zero_and_says_why(
+    finetuned, monkeypatch, capsys
+):
     class Images(SimpleNamespace):
         classes, is_multi_label = tuple("abc"), False
 
@@ -129,6 +131,9 @@ def test_a_last_layer_that_can_not_be_fitted_begins_at_zero_and_says_why(finetun
     with pytest.raises(UserError, match=r"its last layer can't be fitted: .* would take"):
         train(changed(finetuned, epochs=0.0))
     train(changed(finetuned, epochs=1.0))
+    said = capsys.readouterr().out
+    assert "  before training: top-1 " in said
+    assert "linear probe: top-1" not in said
     (_, at_zero), *_ = evaluations(finetuned)
     assert at_zero == pytest.approx(0.1, abs=0.1)  # all classes alike
 
