@@ -342,7 +342,7 @@ def run(given: argparse.Namespace) -> int:
 
 def why_not(command: Command, known: dict[str, Any] | None, places: dict[str, str]) -> str:
     """Why a command is not made: it passed before, or what it needs is not there."""
-    if known and not known["code"]:
+    if known and not known["code"] and not command.words.endswith(" machine"):
         return "passed before"
     names = {"gpu": "a GPU", "cifar": "--cifar", "peers": "--peers"}
     lacking = [names[need] for need in command.needs if not places.get(need.upper())]

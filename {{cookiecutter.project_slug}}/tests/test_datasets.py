@@ -211,3 +211,8 @@ def test_a_few_of_images_whose_labels_alternate_are_of_all_classes():
     assert 40 < counts.min() <= counts.max() < 60
     assert source.thinned(20_000).labels.equal(labels)
     assert source.thinned(3).labels.tolist() == [0, 6, 3]  # too few for all: evenly spread
+    rare = torch.tensor([0, 0, 0, 0, 1, 0, 0, 0, 0, 2])
+    few = Source(
+        rare, tuple("abc"), pixels=torch.arange(10).byte().view(10, 1, 1, 1).repeat(1, 1, 1, 3)
+    )
+    assert len({*few.thinned(8).pixels[:, 0, 0, 0].tolist()}) == 8

@@ -13,7 +13,8 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `conversion.py` makes a dataset of what its function returned: `to_source`.
 - `labels.py` reads labels from a table, if the options name one: `find_dataset`, `check_files`.
 - `folders.py` checks folders of classes: `check_names`, `check_classes`, which returns warnings.
-- `division.py` changes which images of a dataset are for which split: `change_split`.
+- `division.py` changes which images of a dataset are for which split: `change_split`; and refuses
+  what is divided already: `check_own`.
 - `source.py` changes a dataset: `without_quarantine` leaves out files, `with_prepared` has others.
 - `order.py` changes the order of an epoch, `change_order`, and how much each image counts in the
   loss: `change_weights`.

@@ -62,17 +62,18 @@ class MicroBatch:
                 raise
             done = steps_done()
             place = f"out of memory at step {done + 1} with micro-batch {self.size}"
+            why = first_line(error)
             if self.size == 1:
                 raise FaultError(
                     f"{place}: not even one image at a time fits; a smaller --data.image-size or "
-                    f"--model.name, or --data.where host, needs less ({first_line(error)})"
+                    f"--model.name, or --data.where host, needs less ({why})"
                 ) from error
             half = self.size // 2
             with suppress(FileNotFoundError):  # another rank has renamed our file
                 write_json(self.path, {"micro_batch": half, "was": self.size, "step": done})
             raise OutOfMemoryError(
                 f"{place}: started again from the last save with {half} "
-                f"(the batch stays {self.share * self.world.size})"
+                f"(the batch stays {self.share * self.world.size}): {why}"
             ) from error
 
 
@@ -84,7 +85,8 @@ def smaller_batch_on_oom(flag: str, size: int) -> Iterator[None]:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise FaultError(f"out of memory: give a smaller {flag} than {size}") from error
+        cure = f"give a smaller {flag} than {size}"
+        raise FaultError(f"out of memory: {cure} ({first_line(error)})") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

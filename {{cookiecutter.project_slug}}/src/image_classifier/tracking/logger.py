@@ -213,7 +213,7 @@ class RunLogger:
         return step - self.marked_step, time.monotonic() - self.marked, waited
 
     def speed(self, steps: float, seconds: float, waited: float) -> Speed | None:
-        """Speed over steps that took and waited so many seconds; None if no steps were timed."""
+        """Speed over steps that took and waited so many seconds; None if none were timed."""
         if not steps or not seconds:  # the clock of Windows stands still for 16 ms
             return None
         rate = steps * self.train_data.batch_size / seconds

@@ -216,15 +216,16 @@ class Source:
     def thinned(self, count: int) -> "Source":
         """`count` evenly spread images, so that all classes keep their share.
 
-        Where labels alternate, even steps may miss a class: then steps of different lengths.
+        Labels may alternate so that equal steps miss a class: then one anywhere in each step.
         """
-        places = torch.arange(count)
-        found = self.picked(places * len(self) // count)
-        had, has = (source.class_counts() > 0 for source in (self, found))
-        if (had == has).all() or count < int(had.sum()):
+        starts = torch.arange(count + 1) * len(self) // count
+        found = self.picked(starts[:-1])
+        num_found = int((found.class_counts() > 0).sum())
+        if num_found == min(count, int((self.class_counts() > 0).sum())):
             return found
-        shifts = places * GOLDEN % 1
-        return self.picked(((places + shifts) * len(self) / count).long())
+        shifts = torch.arange(count).double() * GOLDEN % 1
+        other = self.picked(starts[:-1] + (shifts * starts.diff()).long())
+        return other if int((other.class_counts() > 0).sum()) > num_found else found
 
     def fingerprint(self) -> str:
         """A digest of labels, weights, classes, pixels or paths, and how images were prepared.

@@ -110,7 +110,7 @@ def check(
 
 
 def find_splits(data: DataConfig) -> tuple[tuple[str, ...], str]:
-    """The splits to check, and why test images are not: on Kaggle they have no labels."""
+    """The splits to check, and why test images are not, if they are not."""
     is_folder = data.name == "folder" and Path(data.root).is_dir()
     has_test = is_folder and "test" in find_folders(Path(data.root))
     why = ""
@@ -126,7 +126,7 @@ def find_splits(data: DataConfig) -> tuple[tuple[str, ...], str]:
         why = why_no_test(data)
         has_test = not why
     is_held_out = bool(getattr(data, "test_fraction", 0))
-    return ("train", "val", "test")[: 2 + (has_test or is_held_out)], why
+    return ("train", "val", "test")[: 2 + (has_test or is_held_out)], "" if is_held_out else why
 
 
 def why_no_test(data: DataConfig) -> str:
@@ -138,8 +138,10 @@ def why_no_test(data: DataConfig) -> str:
         raise
     except Exception as error:  # a dataset of the user raises any kind
         reason = " ".join(str(error).split()) or type(error).__name__
-        return f"they can't be opened: {printable(reason):.300}"
-    with suppress(UserError):  # of an image that can't be read
+        return f"there are none that can be opened: {printable(reason):.300}"
+    if not len(val) or not len(test):
+        return "there are none"
+    with suppress(Exception):  # of an image that can't be read, which the survey tells of
         # The images of a reader are not part of a fingerprint.
         is_first = val.reader is None or torch.equal(val.read(0), test.read(0))
         if is_first and val.fingerprint() == test.fingerprint():

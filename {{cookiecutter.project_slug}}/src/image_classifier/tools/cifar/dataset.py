@@ -3,7 +3,7 @@
 import torch
 
 from ...config import DataConfig
-from ...data import Source
+from ...data import Source, check_own
 from ...errors import UserError
 
 Color = tuple[float, float, float]
@@ -29,6 +29,7 @@ def read_batches(name: str, data: DataConfig, split: str, mean: Color, std: Colo
     """
     from torchvision import datasets
 
+    check_own({"val": "test", "test": "test"}, data.root, data, split)
     dataset = getattr(datasets, name)
     try:
         images = dataset(data.root, train=split == "train", download=True)

@@ -68,6 +68,11 @@ def change_training(network: nn.Module, config: Config, *_: object) -> None:
     network.train(was_training)
 
 
+def this_thread() -> int:
+    """The number of this thread; a graph that is compiled keeps nothing from call to call."""
+    return 0 if torch.compiler.is_compiling() else get_ident()
+
+
 class Depths:
     """What blocks return for the images of a batch, pooled, until the last layer takes it."""
 
@@ -79,14 +84,14 @@ class Depths:
         places = call[2].movedim(axis, -1).flatten(1, -2)  # (batch, places, channels)
         # Not amax, whose gradient needs what the next layer may overwrite.
         pooled = torch.cat((places.mean(1), places.max(dim=1).values), dim=1)
-        self.pooled.setdefault(get_ident(), {})[number] = pooled
+        self.pooled.setdefault(this_thread(), {})[number] = pooled
 
     def join(self, _: nn.Module, inputs: tuple[Tensor]) -> Tensor:
         """All that was kept, (batch, width), in place of the last layer's inputs.
 
         These are such features themselves where the last layer is called alone.
         """
-        pooled = self.pooled.pop(get_ident(), {})
+        pooled = self.pooled.pop(this_thread(), {})
         return torch.cat([pooled[n] for n in sorted(pooled)], dim=1) if pooled else inputs[0]
 
 

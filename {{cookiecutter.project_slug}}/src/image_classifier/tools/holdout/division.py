@@ -38,6 +38,8 @@ def change_split(  # noqa: PLR0917 - what `divide` is given
     """
     if not (are_groups or data.groups or data.test_fraction):
         return is_own
+    if are_groups and data.groups:
+        raise UserError(f"--data.groups {data.groups!a}: the table has a column of groups: which?")
     groups = groups_of(names, data.groups) if data.groups else names
     pick = choose if are_groups or data.groups else by_hash
     plain = replace(data, groups="", test_fraction=0.0)

@@ -29,9 +29,10 @@ def open_observer(setup: Setup) -> Observer:
     how = {"task": train.task, "mean_std": (train.mean, train.std), "classes": train.classes}
     batch_size = setup.val_data.batch_size  # for which there is memory
     images = EvalData(config.data, "test", world, config.run, batch_size, **how)
-    note = f"{len(images):,} test images, for the score at the end alone"
     is_seen = setup.val_data.source.is_test  # as CIFAR's, which validate too
     chosen = "by which best.pt was chosen" if is_seen else "by which nothing was chosen"
+    use = "which validate, too" if is_seen else "for the score at the end alone"
+    note = f"{len(images):,} test images, {use}"
     told = ""
 
     def conclude(result: Result) -> str:

@@ -80,7 +80,7 @@ def features_of(setup: Setup, data: EvalData) -> tuple[Tensor, Tensor]:
     progress = Progress(len(data))
     found = []
     done = 0
-    with smaller_batch_on_oom("--data.batch-size", data.data.batch_size):
+    with smaller_batch_on_oom("--data.batch-size", data.batch_size * world.size):
         for batch in data.batches():
             _, values = predict_features(setup.model, batch.images, *how)
             found.append((values, batch.labels))

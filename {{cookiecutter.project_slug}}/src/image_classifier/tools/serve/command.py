@@ -19,7 +19,8 @@ class ServeOptions:
     port: int = within(8000, 0, 65535)  # on 127.0.0.1; 0: any free port
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
     workers: int = within(0, 0, 1024)  # images at a time; 0: as many as cores
-    max_waiting: int = within(100, 0)  # requests that wait for a worker; others get status 503
+    max_waiting: int = within(100, 0)  # requests that wait for a worker; others get status 503,
+    # and so do those that would wait for half of `max_seconds`
     max_megabytes: float = within(10.0, 0.001, 1000)  # largest image file; else status 413
     max_megapixels: float = within(25.0, 0.001, 64)  # largest image; else status 413
     max_seconds: float = within(10.0, 0.01, 3600)  # to receive an image, and to label it

@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from statistics import fmean
+from statistics import median
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -62,7 +62,7 @@ def build_app(model: Classifier, options: ServeOptions, workers: int) -> FastAPI
     app = FastAPI(title="image classifier", openapi_url=None)
     pool = ThreadPoolExecutor(workers)
     pending: set[Request] = set()  # whose image arrives, waits or is labeled
-    took = deque([0.0], MEASURED)  # seconds of the last images
+    took: deque[float] = deque(maxlen=MEASURED)  # seconds of the last images
 
     def label(*words: Any) -> dict[str, Any]:  # noqa: ANN401 - those of `label_image`
         began = monotonic()
@@ -78,7 +78,9 @@ def build_app(model: Classifier, options: ServeOptions, workers: int) -> FastAPI
     @app.post("/predict")
     async def predict(request: Request, top_k: int = Query(5, ge=1)) -> dict[str, Any]:
         # Else, where more arrive than are labeled, each would wait until it is too late for it.
-        wait = fmean(took) * len(pending) / workers
+        ahead = max(0, len(pending) + 1 - workers)  # that are done before it has a worker
+        is_known = len(took) == MEASURED  # the first ones are slow
+        wait = median([*took]) * ahead / workers if is_known else 0.0
         if len(pending) >= workers + options.max_waiting or wait > options.max_seconds / 2:
             raise HTTPException(503, "too many requests at once", {"Retry-After": "1"})
         pending.add(request)

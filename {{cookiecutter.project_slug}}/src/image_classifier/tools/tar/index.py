@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import cache_folder, find_parts, has_suffix, is_junk
+from ...data import cache_folder, find_parts, has_suffix
 from ...errors import UserError
 from ...runtime.console import say
 from ...runtime.files import write_whole
@@ -192,7 +192,7 @@ def files_of(members: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         members.members.clear()  # it keeps what it has read
         last = os.fsencode(member.name.rpartition("/")[2])
         is_wanted = has_suffix(last) or last.lower().endswith((b".cls", b".json"))
-        if not is_wanted or is_junk(last) or member.isdir() or member.isdev():
+        if not is_wanted or last.startswith(b".") or member.isdir() or member.isdev():
             continue
         if not member.isreg():
             raise ValueError(f"{member.name!a} is a link: pack with `tar -h --hard-dereference`")

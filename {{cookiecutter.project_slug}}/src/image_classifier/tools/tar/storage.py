@@ -129,7 +129,7 @@ class Storage:
         """The lines of a text file, without blank ones at its end; None if there is no file."""
         try:
             content = self.attempt(name, lambda: self.here().fs.cat_file(self.place(name)))
-            lines = content.decode().rstrip().splitlines()
+            lines = content.decode().rstrip("\r\n").splitlines()
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:

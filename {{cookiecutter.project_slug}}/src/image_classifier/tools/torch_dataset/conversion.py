@@ -13,6 +13,7 @@ from ...config import DataConfig
 from ...data import Source, fitted, image_pixels, unreadable
 from ...errors import UserError
 from ...runtime.console import printable
+from ...runtime.out_of_memory import is_out_of_memory
 from ..dataset_formats.arrays import channel_axis
 from ..dataset_formats.labels import numbers_as_names
 
@@ -86,8 +87,9 @@ def read(dataset: Dataset, channels: int, bits: int, index: int) -> Tensor:
         image, *_ = dataset[index]
         return to_pixels(image, channels, bits)  # a PIL image is perhaps decoded only here
     except (OSError, SyntaxError, RuntimeError) as error:  # Pillow's and torchvision's, of damage
-        if isinstance(error, RuntimeError) and type(error) is not RuntimeError:
-            raise  # such as a lack of memory
+        is_other = isinstance(error, RuntimeError) and type(error) is not RuntimeError
+        if is_other or is_out_of_memory(error):
+            raise
         raise unreadable(f"image {index}", error) from error
 
 

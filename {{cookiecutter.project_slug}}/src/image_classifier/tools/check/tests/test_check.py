@@ -285,7 +285,9 @@ def test_a_test_part_of_any_dataset_is_checked_unless_it_is_that_for_validation(
     assert "are not checked, as they are those for validation\n" in capsys.readouterr().out
     del parts["test"]
     assert check(root, name="mine")[0] == 0
-    assert "are not checked, as they can't be opened: 'test'\n" in capsys.readouterr().out
+    assert (
+        "are not checked, as there are none that can be opened: 'test'\n" in capsys.readouterr().out
+    )
 
 
 def test_a_reader_that_draws_is_asked_for_one_image_at_a_time(root, monkeypatch):

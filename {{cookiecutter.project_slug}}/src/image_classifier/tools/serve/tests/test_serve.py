@@ -54,7 +54,13 @@ def client(run):
         yield client
 
 
-def test_fifty_requests_at_once_are_all_answered_as_by_the_model(run, client, photos):
+def test_fifty_requests_at_once_are_all_answered_as_by_the_model(run, photos):
+    with serving(run, "--max-seconds", "30") as client:  # as these cores may be busy
+        assert_all_are_answered(client, run, photos)
+
+
+def assert_all_are_answered(client, run, photos):
+    """Fifty requests at once have the rows of the model."""
     paths = sorted(photos.rglob("*.jpg"))
     model = image_classifier.load(run)
     rows = {path: model.predict(path) | {"path": ""} for path in paths}
@@ -169,13 +175,13 @@ def test_a_service_that_is_asked_for_twice_what_it_can_do_goes_on_doing_what_it_
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             asked = []
-            for _ in range(100):  # in 2.5 s, of which the queue fills in one
+            for _ in range(140):  # in 3.5 s, of which the queue fills in one
                 asked.append(asyncio.create_task(client.post("/predict", content=b"1")))
                 await asyncio.sleep(0.025)
             return [answer.status_code for answer in await asyncio.gather(*asked)]
 
     codes = asyncio.run(ask_often())
-    assert codes[60:].count(200) >= 10  # of 20 that it could label meanwhile
+    assert codes[100:].count(200) >= 10  # of 20 that it could label meanwhile
 
 
 def test_paths_and_other_methods_lead_nowhere(client):

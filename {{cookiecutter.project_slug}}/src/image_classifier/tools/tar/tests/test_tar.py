@@ -203,7 +203,7 @@ def test_classes_may_be_named_and_those_of_training_count(tmp_path):
     (tmp_path / "own/classes.txt").write_text("ant\n \nbee\n")
     with pytest.raises(UserError, match=r"classes.txt' has a blank line before others: remove it"):
         opened(tmp_path / "own", "test")
-    (tmp_path / "own/classes.txt").write_text("ant\nbee\ncat\n\n \n")
+    (tmp_path / "own/classes.txt").write_text("ant\nbee\ncat\n\n\n")
     assert opened(tmp_path / "own", "test").classes == ("ant", "bee", "cat")
     with pytest.raises(UserError, match="has validation images of its own"):
         opened(tmp_path / "own", fold=1)
