@@ -26,7 +26,7 @@ JPEG_SHRINK = 2  # a JPEG of more pixels is decoded at half its sides, up to 4 t
 FOR_LARGE = "shrink it"
 NPY_START = b"\x93NUMPY"
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
-PAGES = re.compile(rb'\nchannels=3\n|SizeC="3"')  # ImageJ and OME: each page is a channel
+PAGES = re.compile('\nchannels=3\n|SizeC="3"')  # ImageJ and OME: pages are channels
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
 JPEG_START = b"\xff\xd8\xff"
 FILL = 0xFF
@@ -92,8 +92,8 @@ def decode_image(encoded: bytes, channels: int = 3, bits: int = 8) -> Tensor:
 def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
     """The pixels of a file that `decode_jpeg` does not read: (height, width, any)."""
     is_tiff = encoded.startswith(TIFF_STARTS)
-    has_pages = is_tiff and channels == 3 and PAGES.search(encoded) is not None
-    has_pages = has_pages and channels_of_tiff(encoded) == 1  # of which Pillow reads the first
+    count, description = tags_of_tiff(encoded) if is_tiff else (0, "")
+    has_pages = (count, channels) == (1, 3) and PAGES.search(description) is not None
     if encoded.startswith(NPY_START) or has_pages or (is_tiff and channels not in COLORED):
         return decode_array(encoded, channels)
     try:
@@ -112,7 +112,7 @@ def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
     except UnidentifiedImageError:
         if not is_tiff:
             raise
-        if (count := channels_of_tiff(encoded)) not in (0, channels):
+        if count not in (0, channels):
             raise wrong_channels(count, channels) from None
         if bits == 8:
             raise
@@ -130,16 +130,17 @@ def decode_array(encoded: bytes, channels: int) -> np.ndarray:
     return read_array(encoded, channels, check_size)
 
 
-def channels_of_tiff(encoded: bytes) -> int:
-    """The channels of a TIFF file; 0 if it is damaged."""
+def tags_of_tiff(encoded: bytes) -> tuple[int, str]:
+    """The channels of a TIFF file, and what it says of itself; 0 if it is damaged."""
     try:
         tags = TiffImagePlugin.ImageFileDirectory_v2(encoded[:8])
         file = io.BytesIO(encoded)
         file.seek(tags.next)
         tags.load(file)
-        return int(tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 0))
+        count = int(tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 0))
+        return count, str(tags.get(TiffImagePlugin.IMAGEDESCRIPTION, ""))
     except Exception:  # Pillow raises many kinds
-        return 0
+        return 0, ""
 
 
 def decode_jpeg(encoded: bytes, channels: int = 3) -> np.ndarray | None:
