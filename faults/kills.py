@@ -127,15 +127,14 @@ def killed_at_random(  # noqa: PLR0913, PLR0917 - a run, and how it is killed
         yield False
 
 
-def with_deterministic(scratch: Path, tries: int) -> str:
+def with_deterministic(scratch: Path, tries: int, **more: Any) -> str:  # noqa: ANN401
     """`in_training` in bf16 with `--deterministic`, on whatever device there is."""
-    return in_training(scratch, tries, deterministic=True, precision="bf16")
+    return in_training(scratch, tries, deterministic=True, precision="bf16", **more)
 
 
 def of_transformers(scratch: Path, tries: int) -> str:
     """`with_deterministic` of a network whose attention and maps have kernels of their own."""
-    knobs = {"model__name": "vit_s", "data__image_size": 64, "epochs": 1}
-    return in_training(scratch, tries, deterministic=True, precision="bf16", **knobs)
+    return with_deterministic(scratch, tries, model__name="vit_s", data__image_size=64, epochs=1)
 
 
 def without_deterministic(scratch: Path, tries: int) -> str:

@@ -12,19 +12,17 @@ import torch.distributed as dist
 from conftest import (
     GROWING,
     changed,
-    job_of,
     losses,
     mixed,
     on_deep,
     run_alone,
     run_ranks,
-    start,
     train_until,
     untrained_run,
 )
 from test_fake_gpu import of_several, read_after
 from test_faults import NO_MEMORY, last, plant
-from test_ranks import failing
+from test_ranks import end_of_failing
 from test_resume import assert_same
 
 from image_classifier.checkpoints import state as state_module
@@ -316,6 +314,12 @@ def test_a_deterministic_run_leaves_its_report(on_gpu, name, capsys):
     assert Path(config.run.dir, "report.html").exists()
 
 
+def as_ranks(config):
+    """A run of which two ranks learn what one learns."""
+    config = changed(config, model__name="resnet9_gn", model__dropout=0.0)
+    return changed(config, **mixed(mixup=0.0, cutmix=0.0))  # which are of images of a rank
+
+
 def train_on_the_same_gpu(config):
     """Train as one of several ranks that share a GPU, which NCCL refuses and gloo does not."""
     distributed.choose_device = lambda *_: (GPU, "")
@@ -324,8 +328,7 @@ def train_on_the_same_gpu(config):
 
 
 def test_ranks_on_a_gpu_learn_as_one_process(on_gpu, tmp_path):
-    config = changed(on_gpu, model__name="resnet9_gn", model__dropout=0.0, optim__accumulate=2)
-    config = changed(config, **mixed(mixup=0.0, cutmix=0.0))  # of images of a rank
+    config = changed(as_ranks(on_gpu), optim__accumulate=2)
     alone = changed(config, run__dir=str(tmp_path / "alone"))
     run_ranks(2, train_on_the_same_gpu, config)
     run_ranks(1, train_on_the_same_gpu, alone)
@@ -363,8 +366,7 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two C
 
 @two_gpus
 def test_two_gpus_learn_as_one(on_gpu, tmp_path):
-    config = changed(on_gpu, model__name="resnet9_gn", model__dropout=0.0)
-    config = changed(config, **mixed(mixup=0.0, cutmix=0.0))  # of images of a rank
+    config = as_ranks(on_gpu)
     alone = changed(config, run__dir=str(tmp_path / "alone"))
     run_ranks(2, train, config)
     train(alone)
@@ -373,12 +375,6 @@ def test_two_gpus_learn_as_one(on_gpu, tmp_path):
 
 @two_gpus
 def test_an_error_on_one_gpu_ends_its_process_while_the_other_waits_for_it(tmp_path):
-    ranks = [
-        start(failing, NO_MEMORY[0], tmp_path / rank["RANK"], rank=rank)[0] for rank in job_of(2)
-    ]
-    ranks[1].join(timeout=30)  # NCCL itself would wait for six minutes
-    ended_with = ranks[1].exitcode
-    for process in ranks:
-        process.kill()
+    ended_with, text = end_of_failing(NO_MEMORY[0], tmp_path)  # NCCL would wait for six minutes
     assert ended_with == EXIT_OUT_OF_MEMORY
-    assert "rank 1: out of memory at step 2 with micro-batch " in (tmp_path / "1").read_text()
+    assert "rank 1: out of memory at step 2 with micro-batch " in text

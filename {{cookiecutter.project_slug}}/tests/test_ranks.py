@@ -305,6 +305,16 @@ def failing(error, output):
         signal.pause()  # as the destructor of the group may
 
 
+def end_of_failing(error, folder):
+    """The exit code of the second of two ranks, which raises, and what it said."""
+    ranks = [start(failing, error, folder / rank["RANK"], rank=rank)[0] for rank in job_of(2)]
+    ranks[1].join(timeout=20)
+    code = ranks[1].exitcode
+    for process in ranks:
+        process.kill()
+    return code, (folder / "1").read_text()
+
+
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
@@ -314,13 +324,9 @@ def failing(error, output):
     ],
 )
 def test_a_rank_that_fails_ends_though_the_others_wait_for_it(error, code, said, tmp_path):
-    ranks = [start(failing, error, tmp_path / rank["RANK"], rank=rank)[0] for rank in job_of(2)]
-    ranks[1].join(timeout=20)
-    ended_with = ranks[1].exitcode
-    for process in ranks:
-        process.kill()
+    ended_with, text = end_of_failing(error, tmp_path)
     assert ended_with == code
-    assert said in (tmp_path / "1").read_text()
+    assert said in text
 
 
 def left_group():

@@ -93,5 +93,4 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether torch, or a library that it calls, says in `error` that memory ran out."""
     if not isinstance(error, RuntimeError) or isinstance(error, FaultError):
         return False
-    is_said = OUT_OF_MEMORY.search(str(error)) is not None
-    return is_said or isinstance(error, torch.OutOfMemoryError)
+    return isinstance(error, torch.OutOfMemoryError) or bool(OUT_OF_MEMORY.search(str(error)))

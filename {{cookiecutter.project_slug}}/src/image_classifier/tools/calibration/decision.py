@@ -12,7 +12,7 @@ from ...data import LEFT_OUT
 from ...metrics import THRESHOLD, Decision, Predictions
 
 WHAT = "a temperature and thresholds"  # is chosen
-MOST_NUMBERS = 2**22  # probabilities from which a temperature is fitted
+MOST_NUMBERS = 2**22  # probabilities from which what all classes share is chosen
 LIMITS = 0.05, 20.0  # of a temperature
 FEW = 10  # images that have a label, from which its threshold of the highest F1 says something
 EPS = 1e-6  # how far from 0 and 1 the probability of a label is taken to be, at least
@@ -56,17 +56,17 @@ def choose_thresholds(
     By F1, a class of few images that have it would have any threshold, most often one near 0: it
     has that of all classes together.
     """
-    found = []
-    step = max(1, len(shares) * shares.shape[1] // MOST_NUMBERS)
-    some = slice(None, None, step)
-    of_all = choose_threshold(shares[some][known[some]], has_label[some][known[some]])
-    for scores, label, is_known in zip(shares.T, has_label.T, known.T, strict=True):
-        is_rare = int(label[is_known].sum()) < FEW
-        own = of_all
-        if min_precision or not is_rare:
-            own = choose_threshold(scores[is_known], label[is_known], min_precision)
-        found.append(own)
-    return tuple(found)
+    found = tuple(
+        choose_threshold(scores[is_known], label[is_known], min_precision)
+        for scores, label, is_known in zip(shares.T, has_label.T, known.T, strict=True)
+    )
+    are_rare = (has_label & known).sum(0) < FEW
+    if min_precision or not are_rare.any():
+        return found
+    step = max(1, shares.numel() // MOST_NUMBERS)
+    some = known[::step]
+    of_all = choose_threshold(shares[::step][some], has_label[::step][some])
+    return tuple(of_all if rare else own for own, rare in zip(found, are_rare, strict=True))
 
 
 def read_decision(decision: Decision, state: dict[str, Any]) -> Decision:

@@ -64,7 +64,7 @@ class Teacher(nn.Module):
         self.task = trained.config.model.task
         self.model = trained.model
         self.side = trained.config.data.image_size
-        self.of_logits = TASKS[trained.config.model.task].probabilities
+        self.of_logits = TASKS[self.task].probabilities
         self.has_several = data.source.is_multi_label
         self.share = share
         self.temperature = temperature
