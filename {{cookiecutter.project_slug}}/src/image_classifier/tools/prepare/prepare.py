@@ -8,7 +8,7 @@ so a second call finishes what a kill interrupted and what changes made necessar
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +35,7 @@ MIN_SHARDS = 64  # of a small dataset, so that many cores share in it
 MIN_IMAGES = 16  # in a file, of which there are fewer then
 
 
-def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> None:
+def prepare_images(data: DataConfig, splits: tuple[str, ...], recipe: Recipe) -> None:
     """Write all images of `splits` as `recipe` says, or what is missing of them.
 
     Raises:
@@ -47,16 +47,16 @@ def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> N
             "--format raw has any"
         )
     tar = need_tool("shards", "tar", "--format tar") if recipe.format == "tar" else None
-    for split in splits:
+    sources = [open_files(data, split) for split in splits]
+    for number, (split, source) in enumerate(zip(splits, sources, strict=True)):
         folder = cache_folder(data) / ("tar" if tar else split)
-        source = open_files(data, split)
         if not tar and (source.paths is None or source.reader is not None):
             where = "in memory" if source.paths is None else "read by a function of its own"
             raise UserError(f"{data.name} needs no `prepare`: its images are {where}")
         try:
             with alone_in(folder):
                 if tar:
-                    tar.write_shards(source, split, folder)
+                    tar.write_shards(source, splits[number:], folder)
                 else:
                     prepare_split(source.paths, folder, recipe)
         except OSError as error:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -24,9 +24,9 @@ from ...runtime.machine import num_cores
 from ..predict.rows import Row, judge, unread
 from ..torch_dataset.conversion import to_pixels
 
-# A path, the content of a file, a PIL image, or uint8 or uint16 pixels: an array (height, width,
-# channels) or a tensor (channels, height, width).
-OneImage = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | Tensor
+# A path, an open file or its content, a PIL image, or uint8 or uint16 pixels: an array (height,
+# width, channels) or a tensor (channels, height, width).
+OneImage = str | os.PathLike[str] | BinaryIO | bytes | Image.Image | np.ndarray | Tensor
 Images = OneImage | Iterable[OneImage]  # an array or a tensor of four dimensions is several
 Part = tuple[list[OneImage], Tensor, list[str]]  # images, (count, channels, side, side), errors
 
@@ -176,7 +176,8 @@ def is_one(images: Any) -> bool:  # noqa: ANN401 - of any kind
     """Whether it is one image, and not several."""
     if isinstance(images, np.ndarray | Tensor):
         return images.ndim < 4
-    return isinstance(images, str | os.PathLike | bytes | bytearray | Image.Image)
+    is_file = hasattr(images, "read")
+    return is_file or isinstance(images, str | os.PathLike | bytes | bytearray | Image.Image)
 
 
 def name_of(image: OneImage) -> str:
@@ -195,6 +196,7 @@ def read_pixels(image: OneImage, channels: int, bits: int) -> Tensor:
     if isinstance(image, str | os.PathLike):
         return PathList(Path(), [os.fsencode(image)]).image(0, channels, bits)
     try:
+        image = image.read() if hasattr(image, "read") else image
         if isinstance(image, bytes | bytearray):
             return decode_image(bytes(image), channels, bits)
         return to_pixels(image, channels, bits)

@@ -34,10 +34,10 @@ SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif"}
 HEAD = 2 * tarfile.BLOCKSIZE  # the comment
 
 
-def write_shards(source: Source, split: str, folder: Path) -> None:
-    """Write the images of `source` as `folder/<split>-*.tar`, or what is missing of them.
+def write_shards(source: Source, splits: tuple[str, ...], folder: Path) -> None:
+    """Write the images of `source`, the first of `splits`, or what is missing, `train-000000.tar`.
 
-    The bytes of files and of encoded images stay; other images become PNG.
+    Bytes of files and encoded images stay; others become PNG. None is read until all are there.
 
     Raises:
         UserError: if an image can't be read, or labels are unknown or images have weights.
@@ -47,11 +47,12 @@ def write_shards(source: Source, split: str, folder: Path) -> None:
     began = time.monotonic()
     progress = Progress(len(source))
     parts = torch.arange(len(source)).split(images_per_shard(source))
-    names = [f"{split}-{number:06}.tar" for number in range(len(parts))]
-    marker = folder / f"{split}-unfinished.tar"
-    marker.write_bytes(UNFINISHED)
-    for path in folder.glob(f"{split}-*.tar"):
-        if path.name not in (*names, marker.name):
+    names = [f"{splits[0]}-{number:06}.tar" for number in range(len(parts))]
+    markers = [folder / f"{split}-unfinished.tar" for split in splits]
+    for marker in markers:
+        marker.write_bytes(UNFINISHED)
+    for path in folder.glob(f"{splits[0]}-*.tar"):
+        if path.name not in (*names, markers[0].name):
             path.unlink()
     stats = None if source.paths is None else source.paths.stats()
 
@@ -77,9 +78,9 @@ def write_shards(source: Source, split: str, folder: Path) -> None:
             num_written += is_new
             progress.show(int(part[-1]) + 1)
     write_text(folder / "classes.txt", "".join(f"{name}\n" for name in source.classes))
-    marker.unlink()
+    markers[0].unlink()
     done = f"{num_written} of {len(parts)} shards written in {clock(time.monotonic() - began)}"
-    say(f"{folder}: {len(source):,} images for {split}: {done}; --data.name tar reads them")
+    say(f"{folder}: {len(source):,} images for {splits[0]}: {done}; --data.name tar reads them")
 
 
 def images_per_shard(source: Source) -> int:

@@ -113,6 +113,12 @@ def test_an_image_may_be_a_file_its_content_or_pixels(run, paths):
         for image in (paths[0].read_bytes(), Image.open(paths[0]), pixels, tensor):
             assert torch.equal(model.probabilities(image), expected)
             assert model.predict(image)["path"] == ""
+    with paths[0].open("rb") as file:
+        assert torch.equal(model.probabilities(file), expected)
+    uploads = [io.BytesIO(path.read_bytes()) for path in paths[:2]]
+    assert [row["label"] for row in model.predict(uploads)] == [
+        row["label"] for row in model.predict(paths[:2])
+    ]
     for several in (pixels[None].repeat(3, axis=0), tensor.expand(3, -1, -1, -1)):
         found = model.probabilities(several, batch_size=2)
         torch.testing.assert_close(found, expected.expand(3, -1))

@@ -88,7 +88,7 @@ def test_images_in_memory_become_png_and_several_labels_json(tmp_path, monkeypat
 def test_classes_called_by_numbers_keep_their_order_in_shards(tmp_path):
     pixels = torch.zeros((12, 9, 8, 3), dtype=torch.uint8)
     source = Source(torch.arange(12), tuple(sorted(map(str, range(12)))), pixels)
-    shards.write_shards(source, "train", tmp_path)
+    shards.write_shards(source, ("train",), tmp_path)
     found = open_dataset(DataConfig("tar", str(tmp_path), val_fraction=0.001), "train")
     assert (found.labels.tolist(), found.classes) == (source.labels.tolist(), source.classes)
 
@@ -98,7 +98,7 @@ def test_gray_images_in_memory_become_gray_png(tmp_path, bits):
     pixels = torch.randint(2**bits, (3, 9, 8, 1)).to(torch.uint8 if bits == 8 else torch.uint16)
     kind = {"channels": 1, "bits": bits}
     source = Source(torch.tensor([0, 1, 1]), ("ant", "bee"), pixels, **kind)
-    shards.write_shards(source, "train", tmp_path)
+    shards.write_shards(source, ("train",), tmp_path)
     tar = DataConfig("tar", str(tmp_path), val_fraction=0.001, **kind)
     assert torch.equal(open_dataset(tar, "train").read(2), pixels[2])
 
@@ -107,7 +107,7 @@ def test_images_in_memory_with_other_channels_are_refused(tmp_path):
     pixels = torch.zeros((3, 9, 8, 4), dtype=torch.uint8)
     source = Source(torch.tensor([0, 1, 1]), ("ant", "bee"), pixels, channels=4)
     with pytest.raises(UserError, match="has gray or 8-bit RGB, not 4 x 8 bits"):
-        shards.write_shards(source, "train", tmp_path)
+        shards.write_shards(source, ("train",), tmp_path)
 
 
 def test_a_photograph_with_others_behind_it_is_a_jpeg(root):
@@ -124,7 +124,8 @@ def test_a_file_that_is_no_image_gets_into_no_shard(root, refusal):
     said = refusal("prepare", "--data.root", root, "--format", "tar")
     assert re.search(r"cannot read image '.*bee/5.jpg': .*`check --quarantine`", said)
     folder = root.parent / "photos.cache/tar"
-    assert [path.name for path in folder.glob("*.tar")] == ["train-unfinished.tar"]
+    names = sorted(path.name for path in folder.glob("*.tar"))
+    assert names == ["train-unfinished.tar", "val-unfinished.tar"]
 
 
 def test_a_npy_file_is_said_to_be_none_for_shards(root, refusal):
@@ -152,3 +153,22 @@ def test_shards_that_are_not_all_written_are_refused_until_they_are(root, monkey
         open_dataset(tar, "train")
     assert prepare(root) == 0
     assert len(open_dataset(tar, "train")) == 12
+
+
+def test_a_kill_between_two_splits_leaves_no_dataset_of_one(root, monkeypatch):
+    tar = DataConfig("tar", str(root.parent / "photos.cache/tar"))
+    write = shards.write_shards
+
+    def killed(source, splits, folder):
+        if splits == ("val",):
+            raise KeyboardInterrupt
+        write(source, splits, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "write_shards", killed)
+        assert prepare(root) != 0
+    assert len(open_dataset(tar, "train")) == 12
+    with pytest.raises(UserError, match="`prepare --format tar` did not finish: run it again"):
+        open_dataset(tar, "val")
+    assert prepare(root) == 0
+    assert len(open_dataset(tar, "val")) == 4
