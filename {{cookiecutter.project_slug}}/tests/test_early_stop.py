@@ -12,8 +12,8 @@ from image_classifier import train as train_module
 
 
 def train_with_planned_scores(config):
-    """Train, where the second evaluation is better than the first, and the next two are not."""
-    top1, evaluate = iter((0.2, 0.5, 0.4, 0.5, 0.9)), train_module.evaluate
+    """Train on 64 images; the second evaluation is the best, the fourth an image behind it."""
+    top1, evaluate = iter((0.2, 0.5, 0.4, 31 / 64, 0.9)), train_module.evaluate
     train_module.evaluate = lambda *words: replace(
         found := evaluate(*words), known=found.known | {"top1": next(top1)}
     )
@@ -25,8 +25,8 @@ def test_a_run_ends_on_all_ranks_when_it_gets_no_better(config):
     found = status(config)
     assert (found["state"], found["step"]) == ("done", 16)
     assert (
-        "no evaluation of 2 was better; best.pt has the weights of step 8: top-1 50.00%"
-        in found["message"]
+        "no evaluation of 2 was better; best.pt has the weights of step 16 "
+        "(best of all evaluations: top-1 50.00%)" in found["message"]
     )
     with safe_open(Path(config.run.dir, "predictions.safetensors"), "pt") as file:
-        assert json.loads(file.metadata()["about"])["step"] == 8
+        assert json.loads(file.metadata()["about"])["step"] == 16

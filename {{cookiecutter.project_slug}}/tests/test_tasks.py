@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import changed, logged, mixed, run_ranks, train_until
+from conftest import answers_of, changed, logged, mixed, run_ranks, train_until
 from safetensors import safe_open
 from sklearn import metrics as sklearn
 from test_resume import assert_same, final, rows
@@ -34,7 +34,7 @@ from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.decode import BadImageError
 from image_classifier.errors import UserError
-from image_classifier.evaluate import evaluate
+from image_classifier.evaluate import Scores, evaluate
 from image_classifier.metrics.table import (
     METRICS,
     Metric,
@@ -249,7 +249,25 @@ def test_a_metric_of_ones_own_says_which_way_is_better(lower_is_better, best, mo
         state.record(score)
     assert (state.best_step, state.best_score) == (2, best)
     assert state.early_stop(2).startswith("stopped early: no evaluation of 2 was better")
-    assert state.best_text.endswith(f": rmse {best}00")
+    assert state.best_text.endswith(f": rmse {best}00)")
+
+
+def test_the_latest_weights_within_an_image_of_the_best_are_kept():
+    state = TrainState(*[None] * 3)
+    kept = []
+    for state.step, right in enumerate((35, 37, 36, 35, 36, 34)):
+        state.record(right / 50, slack=1.001 / 50)
+        kept.append(state.best_step)
+    assert kept == [0, 1, 2, 2, 4, 4]  # not an image further with each
+    assert (state.best_score, state.num_worse) == (37 / 50, 4)
+
+
+def test_an_image_is_so_much_of_a_share_and_nothing_of_a_loss():
+    predictions = answers_of(("ant", "bee"), torch.tensor([[30, 10], [5, 5]]))
+    predictions.predicted[:10] = LEFT_OUT
+    scores = Scores(predictions, {"top1": 0.5, "loss": 0.1})
+    assert 1 / 40 < scores.slack("top1") < 1.1 / 40
+    assert scores.slack("loss") == 0
 
 
 @pytest.mark.parametrize("knobs", [{}, {"is_percent": True}])

@@ -55,6 +55,11 @@ class Scores:
             self.known[name] = float(find_metric(name).function(self.predictions))
         return self.known[name]
 
+    def slack(self, name: str) -> float:
+        """How much of a metric one image is: a share of all, and nothing where it is no share."""
+        counted, _ = counted_and_correct(self.predictions.predicted, self.predictions.source.labels)
+        return 1.001 / int(counted.sum()) if find_metric(name).is_percent else 0.0  # rounding
+
     def metrics(self, *wanted: str) -> dict[str, float]:
         """The numbers to log: those that are known, the calibration error, and what is wanted."""
         values = {name: self.value(name) for name in (*self.known, *wanted, "ece")}

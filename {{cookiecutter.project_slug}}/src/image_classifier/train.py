@@ -83,7 +83,7 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
 
         def judge(what: str) -> Scores:
             scores = evaluate_best()
-            state.record(scores.value(state.best_by))
+            state.record(scores.value(state.best_by), scores.slack(state.best_by))
             pace.decide()
             log.scores(state.step, scores, what, is_last=pace.stop_reason != "")
             return scores

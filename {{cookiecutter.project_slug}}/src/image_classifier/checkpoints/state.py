@@ -30,8 +30,8 @@ class TrainState:
     best_by: str = "top1"  # the metric that decides
     step: int = 0  # steps done
     best_score: float = 0.0  # the best value of that metric so far, if there is one
-    best_step: int = -1  # when it was reached
-    num_worse: int = 0  # evaluations since then
+    best_step: int = -1  # of the weights to keep, if there are any: see `record`
+    num_worse: int = 0  # evaluations since that value
     decision: Decision = NO_DECISION  # of the last evaluation, on rank 0
     seconds: float = 0.0  # that a run took, all its starts together, where that decides its end
 
@@ -42,18 +42,23 @@ class TrainState:
 
     @property
     def is_best(self) -> bool:
-        """Whether these weights reached the best score so far."""
+        """Whether these weights are the best so far."""
         return self.step == self.best_step
 
-    def record(self, score: float) -> bool:
-        """Take note of the score of these weights; whether it is the best so far."""
+    def record(self, score: float, slack: float = 0.0) -> bool:
+        """Take note of the score of these weights; whether they are the best so far.
+
+        These are the latest that are at most `slack` behind the best score, which may be luck: as
+        the learning rate falls, later weights are better on other images.
+        """
         self.num_worse += 1
-        best = self.best_score
         sign = better(self.best_by)
+        best = self.best_score
         if self.best_step < 0 or isnan(best) or sign * score > sign * best:
             self.best_score = score
-            self.best_step = self.step
             self.num_worse = 0
+        if self.num_worse == 0 or sign * (best - score) <= slack:
+            self.best_step = self.step
         return self.is_best
 
     def early_stop(self, patience: int) -> str:
@@ -67,7 +72,7 @@ class TrainState:
         """Which weights are in best.pt."""
         score = metric_text(self.best_by, self.best_score)
         when = f"of step {self.best_step}" if self.best_step else "from before training"
-        return f"best.pt has the weights {when}: {score}"
+        return f"best.pt has the weights {when} (best of all evaluations: {score})"
 
     def advance(self) -> None:
         """Count a step, and average the weights."""

@@ -246,7 +246,8 @@ class RunLogger:
         """
         state = self.state
         self.message = message if self.step_done < self.total_steps else ""
-        others = "" if state.is_best else state.best_text  # than the last weights
+        is_plain = state.is_best and scores.value(state.best_by) == state.best_score
+        others = "" if is_plain else state.best_text
         found = []
         if self.world.is_main:
             metrics = scores.metrics(*scores.names)

@@ -178,10 +178,12 @@ def read_if_there(path: Path) -> dict[str, Any]:
 
 def best_metrics(folder: Path, run: Run) -> dict[str, Any]:
     """The metrics of the best weights: all of them at the end of a run, else some."""
-    result = read_if_there(folder / "status.json").get("result")
+    status = read_if_there(folder / "status.json")
+    result = status.get("result")
     if isinstance(result, dict) and result.get("step") == run.predictions.step:
         return result
-    return best_of(evaluations(read_rows(folder / "metrics.jsonl"), run.metric), run.metric)
+    rows = evaluations(read_rows(folder / "metrics.jsonl"), run.metric)
+    return best_of(rows, run.metric, status)
 
 
 def of_split(split: str, row: dict[str, Any]) -> dict[str, float]:

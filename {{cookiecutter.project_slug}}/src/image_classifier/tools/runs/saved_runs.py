@@ -115,7 +115,8 @@ def read_run(folder: Path) -> Run:
         scored = evaluations(rows, metric)
         if not scored:
             raise LookupError("it has no evaluation yet")
-        best = best_of(scored, metric)
+        status = read_object(folder / "status.json")
+        best = best_of(scored, metric, status)
         saved = read_predictions(folder / "predictions.safetensors")
         timed = [row for row in rows if row.get("train/images_per_second")]  # 0: the first step
         rates = [row["train/images_per_second"] for row in timed]
@@ -123,7 +124,7 @@ def read_run(folder: Path) -> Run:
         return Run(
             folder=folder,
             seed=int(config["seed"]),
-            state=str(read_object(folder / "status.json").get("state", "unknown")),
+            state=str(status.get("state", "unknown")),
             knobs=knobs,
             metric=metric,
             score=best[f"val/{metric}"],
@@ -155,9 +156,16 @@ def evaluations(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]
     return [row for row, value in pairs if isinstance(value, float) and isfinite(value)]
 
 
-def best_of(rows: list[dict[str, Any]], metric: str) -> dict[str, Any]:
-    """The row of the weights in best.pt: of equal scores the first, as a run keeps them."""
-    return max(rows, key=lambda row: better(metric) * row[f"val/{metric}"])
+def best_of(rows: list[dict[str, Any]], metric: str, status: dict[str, Any]) -> dict[str, Any]:
+    """The row of the weights in best.pt, which a run at its end names in its `status`.
+
+    Before that it is the latest of the best; best.pt may be an image behind.
+    """
+    result = status.get("result")
+    step = result.get("step") if isinstance(result, dict) else None
+    named = [row for row in rows if row["step"] == step]
+    latest = max(reversed(rows), key=lambda row: better(metric) * row[f"val/{metric}"])
+    return named[0] if named else latest
 
 
 def read_predictions(path: Path) -> SavedPredictions | None:

@@ -50,7 +50,7 @@ def read_trials(folder: Path, metric: str) -> list[Trial]:
         state = "done" if is_done else record.get("end", "failed")
         failed = record.get("said", "Ray ended it") if state == "failed" else ""
         rows = evaluations(place, metric)
-        best = saved_runs.best_of(rows, metric) if rows else {}
+        best = saved_runs.best_of(rows, metric, status) if rows else {}
         steps = status.get("step", 0)
         trials.append(Trial(number, state, knobs, metric, rows, best, steps, failed))
     return trials

@@ -17,6 +17,7 @@ from image_classifier.data import PathList, Source
 from image_classifier.metrics.predictions import Predictions
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.runs.saved_runs import (
+    best_of,
     read_predictions,
 )
 from image_classifier.tools.statistics import statistics
@@ -64,6 +65,14 @@ def test_intervals_and_p_values_are_those_of_the_tables():
     assert mcnemar(0, 0) == mcnemar(5, 5) == mcnemar(6, 5) == 1
     assert mean_of([0.001, 0.001], grain=0.001, is_share=False).low < 0  # less than an image
     assert mean_of([0.02, 0.02], grain=0.001, is_share=False).low > 0
+
+
+@pytest.mark.parametrize(
+    ("status", "step"), [({}, 3), ({"result": {"step": 4}}, 4), ({"result": 1}, 3)]
+)
+def test_the_score_of_a_run_is_that_of_the_weights_which_it_kept(status, step):
+    rows = [{"step": n, "val/top1": top1} for n, top1 in enumerate((0.1, 0.8, 0.7, 0.8, 0.79))]
+    assert best_of(rows, "top1", status)["step"] == step
 
 
 def test_the_metric_that_decides_is_compared_and_less_loss_is_better(tmp_path, capsys, refusal):

@@ -125,8 +125,10 @@ def test_seeds_that_are_done_are_kept_and_two_recipes_can_be_compared(
     assert "step 8/8" in (a / "seed-1.txt").read_text()
     found = json.loads((a / "results.json").read_text())
     assert [run["seed"] for run in found["runs"]] == [0, 1]
-    scores = [[r.get("val/top1", 0) for r in logged(a / f"seed-{seed}")] for seed in range(2)]
-    top1, last = [max(rows) for rows in scores], [rows[-1] for rows in scores]
+    folders = [a / f"seed-{seed}" for seed in range(2)]
+    last = [logged(folder)[-1]["val/top1"] for folder in folders]
+    ends = [json.loads((folder / "status.json").read_text()) for folder in folders]
+    top1 = [end["result"]["val/top1"] for end in ends]
     assert found["last_top1"]["mean"] == pytest.approx(sum(last) / 2)
     assert found["top1"]["mean"] == pytest.approx(sum(top1) / 2)
     mean, deviation = (100 * found["top1"][name] for name in ("mean", "deviation"))
