@@ -26,7 +26,7 @@ from ...tracking import Setup
 SEEN = ("data.", "model.", "augment.tta", "precision")
 UNSEEN = (*FREE_TO_CHANGE, "data.batch_size", "data.balance", "model.dropout")
 MOST_FILES = 16  # of features that a cache folder keeps
-VERSION = 3  # of these files, and of the pixels that images are decoded to
+VERSION = 4  # of these files, and of the pixels that images are decoded to
 
 
 class Features(NamedTuple):
@@ -83,7 +83,7 @@ def features_of(setup: Setup, data: EvalData) -> tuple[Tensor, Tensor]:
     with smaller_batch_on_oom("--data.batch-size", data.batch_size * world.size):
         for batch in data.batches():
             _, values = predict_features(setup.model, batch.images, *how)
-            found.append((values, batch.labels))
+            found.append((values, batch.labels.clone()))  # the next batch may overwrite them
             done += len(values) * world.size
             if world.is_main:
                 progress.show(min(done, len(data)))
