@@ -71,6 +71,8 @@ def write_variants(
     ]
     for contents, predict in variants(options, trained, module, exact):
         *_, name = contents
+        for part in contents:  # of an earlier export, perhaps of other weights
+            (folder / part).unlink(missing_ok=True)
         found = compare(predict, reference)
         result = str(found)
         if name == "model.xml":

@@ -1,5 +1,6 @@
 """Predict the classes of images with a trained model; images are preprocessed as in evaluation."""
 
+import hashlib
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -10,6 +11,7 @@ import torch
 
 from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig
+from ...data import Source
 from ...errors import FaultError, UserError
 from ...extensions import need_tool
 from ...runtime.console import Progress, printable, say
@@ -80,6 +82,7 @@ def open_output(
     command = {
         "weights": trained.digest,
         "images": images.source.fingerprint(),
+        "files": digest_of(images.source),
         "precision": trained.precision.name,
         "--top-k": options.top_k,
         "--batch-size": options.batch_size,
@@ -91,6 +94,12 @@ def open_output(
     fresh = options.fresh or options.embeddings != ""
     with closing(Output(Path(options.out), command, options.batch_size, fresh)) as output:
         yield output
+
+
+def digest_of(source: Source) -> str:
+    """What changes with the size or the time of any file."""
+    stats = source.paths.stats().numpy()
+    return hashlib.blake2b(stats.tobytes(), digest_size=16).hexdigest()
 
 
 @torch.inference_mode()

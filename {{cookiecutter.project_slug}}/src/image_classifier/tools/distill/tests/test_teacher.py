@@ -180,3 +180,9 @@ def test_a_teacher_of_one_label_does_not_teach_several(taught, monkeypatch):
     config = changed(taught, data__name="several", model__task="multi-label")
     with pytest.raises(UserError, match="is of single-label, and the run of multi-label"):
         train(config)
+
+
+@pytest.mark.parametrize("knob", ["share", "temperature"])
+def test_what_a_teacher_does_needs_one(knob, refusal):
+    said = refusal("train", "smoke", f"--optim.teacher-{knob}", 0.7)
+    assert f"--optim.teacher-{knob} 0.7 needs --optim.teacher RUN" in said

@@ -95,6 +95,9 @@ def test_without_fewer_bits_export_says_and_writes_what_it_did_before(exported, 
     ids=["negative", "first of a batch", "order of a batch"],
 )
 def test_a_file_that_answers_otherwise_is_not_written(change, exported, run, capsys):
+    earlier = Path(run, "export", "model.int8.onnx")
+    earlier.parent.mkdir(exist_ok=True)
+    earlier.write_bytes(b"of other weights")
     assert exported("--precision", "int8", "fp16", int8=change) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1

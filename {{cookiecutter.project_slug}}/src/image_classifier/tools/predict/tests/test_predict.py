@@ -127,6 +127,11 @@ def test_a_killed_command_resumes_to_the_same_bytes_and_no_other_command_does(
     cause = f"cannot resume '{partial}': it was begun with other"
     assert f"{cause} --top-k;" in refusal("predict", run, *QUICK, "--top-k", 1, *words)
     assert f"{cause} images;" in refusal("predict", run, *QUICK, photos / "val", *words)
+    changed_file = photos / "val/ant/12.jpg"
+    was = changed_file.stat()
+    os.utime(changed_file, ns=(was.st_atime_ns, was.st_mtime_ns + 1))
+    assert f"{cause} files;" in refusal("predict", run, *QUICK, *words)
+    os.utime(changed_file, ns=(was.st_atime_ns, was.st_mtime_ns))
     partial.write_bytes(head.replace(b'"weights": "', b'"weights": "0'))
     assert f"{cause} weights;" in refusal("predict", run, *QUICK, *words)
     partial.write_bytes(b"no rows\n")
