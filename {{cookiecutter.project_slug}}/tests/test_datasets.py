@@ -15,6 +15,7 @@ from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import EvalData, TrainData
+from image_classifier.data.splits import mean_and_std
 from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
 
@@ -80,6 +81,11 @@ def offer(monkeypatch, make):
     """Let the dataset `mine` be what `make` makes of a split, and open it."""
     monkeypatch.setitem(DATASETS, "mine", lambda _data, split: make(split))
     return open_dataset(DataConfig(name="mine", root="nowhere"), "train")
+
+
+def test_a_channel_that_is_one_color_can_be_normalized():
+    _, std = mean_and_std(torch.full((2, 4, 4, 3), 7, dtype=torch.uint8))
+    assert std == pytest.approx([1 / 255] * 3, rel=1e-3)
 
 
 def test_what_no_dataset_can_be_is_refused(monkeypatch):

@@ -67,6 +67,14 @@ def test_a_model_that_cannot_be_is_refused():
         build_model(ModelConfig(name="alexnet"), 3, 16)
 
 
+@pytest.mark.parametrize(("width", "groups"), [(8, 8), (12, 4), (9, 1)])
+def test_groups_of_channels_fit_any_width(width, groups):
+    model = build_model(ModelConfig(name="resnet9_gn", width=width), 3, 32)
+    found = [layer.num_groups for layer in model.modules() if isinstance(layer, nn.GroupNorm)]
+    assert found[0] == groups
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
+
+
 def test_a_network_that_fails_on_images_of_that_size_is_refused():
     network = nn.Conv2d(3, 4, 1)
     network.register_forward_hook(lambda *_: 1 % 0)

@@ -123,3 +123,12 @@ def test_workers_crop_alike_and_nothing_crops_again(on_photos):
         data, normalize, augment = opened(config, world)
         batch = next(data.batches(0, 1))
         assert torch.equal(augment(batch, 0)[0], normalize(batch.images))
+
+
+def test_each_rank_drops_other_features_and_the_same_when_it_resumes():
+    def drawn(step, rank):
+        seeding.seed_layers(0, step, rank, torch.device("cpu"))
+        return tuple(torch.rand(4).tolist())
+
+    assert len({drawn(step, rank) for step in (0, 1) for rank in (0, 1)}) == 4
+    assert drawn(1, 1) == drawn(1, 1)

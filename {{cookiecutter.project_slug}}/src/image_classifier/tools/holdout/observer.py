@@ -82,5 +82,6 @@ def interval(scores: Scores) -> str:
     share = scores.value("top1")
     middle = share + NORMAL**2 / (2 * count)
     width = NORMAL * sqrt(share * (1 - share) / count + NORMAL**2 / (4 * count**2))
-    ends = ((middle + sign * width) / (1 + NORMAL**2 / count) for sign in (-1, 1))
+    whole = 1 + NORMAL**2 / count
+    ends = (max(0.0, (middle + sign * width) / whole) for sign in (-1, 1))  # -0.0 by rounding
     return ", top-1 within {:.1%} .. {:.1%} (95 %)".format(*ends)

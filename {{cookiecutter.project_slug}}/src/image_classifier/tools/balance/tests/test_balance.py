@@ -108,3 +108,19 @@ def test_several_labels_cannot_be_shown_equally_often(config, monkeypatch):
     config = changed(config, data__name="rows", model__task="multi-label")
     with pytest.raises(UserError, match=r"--data\.balance sampling shows each class equally often"):
         TrainData(changed(config, data__balance="sampling"), CPU)
+
+
+def test_which_classes_come_once_more_differs_from_epoch_to_epoch():
+    labels = torch.arange(10) % 3
+    orders = (balanced_order_at(0, epoch, labels) % 10 for epoch in range(20))
+    assert {int(labels[order].bincount().argmax()) for order in orders} == {0, 1, 2}
+
+
+def test_labels_that_all_images_have_or_of_which_nothing_is_known_have_a_finite_weight():
+    labels = torch.tensor([[1, -1], [1, -1]], dtype=torch.int8)
+    source = Source(labels, ("ant", "bee"), torch.zeros((2, 8, 8, 3), dtype=torch.uint8))
+    config = changed(Config(), model__task="multi-label", data__balance="loss")
+    logits = torch.zeros(2, 2, requires_grad=True)
+    build_loss(config, Namespace(source=source), 2).of(logits, Augmented(None, labels)).backward()
+    assert logits.grad.isfinite().all()
+    assert (logits.grad[:, 0] < 0).all()  # that they have it is still learned

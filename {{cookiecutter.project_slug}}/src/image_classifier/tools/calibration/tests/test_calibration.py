@@ -269,3 +269,9 @@ def test_one_answer_that_is_no_number_changes_no_temperature():
     expected = choosing.fit_temperature(logits[1:], labels[1:])
     logits[0, 2] = float("nan")
     assert choosing.fit_temperature(logits, labels) == pytest.approx(expected)
+
+
+def test_right_answers_alone_do_not_drive_the_temperature_of_several_labels_to_its_limit():
+    labels = torch.tensor([[1, 0], [0, 1]]).repeat(10, 1)
+    logits = torch.where(labels == 1, 2.0, -2.0) + torch.tensor([1.0, -1.0])
+    assert choosing.fit_temperature(logits, labels) > 1.1 * choosing.LIMITS[0]

@@ -2,12 +2,15 @@
 
 import json
 import shutil
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 from conftest import changed, logged, run_ranks, write_photo
+from scipy.stats import binomtest
 
 from image_classifier.cli import main
 from image_classifier.data import DATASETS
@@ -115,3 +118,12 @@ def train_only(config):
     """Train; whether it ended."""
     train(config)
     return True
+
+
+@pytest.mark.parametrize("right", [0, 1, 37, 40])
+def test_the_interval_of_a_test_score_is_wilsons(right):
+    source = Namespace(is_multi_label=False)
+    predictions = Namespace(source=source, is_counted=torch.ones(40, dtype=torch.bool))
+    told = observer.interval(Namespace(predictions=predictions, value=lambda _: right / 40))
+    low, high = binomtest(right, 40).proportion_ci(method="wilson")
+    assert told == f", top-1 within {low:.1%} .. {high:.1%} (95 %)"

@@ -2,6 +2,7 @@
 
 import random
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,6 +35,39 @@ def test_labels_are_mixed_as_the_images_are(knobs):
         torch.testing.assert_close(targets.sum(1), torch.ones(4))
         torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), targets @ torch.arange(4.0))
         assert (targets[:2, 2:] == 0).all()  # pairs are neighbors
+        assert torch.equal(targets, targets.T)  # of which each has the other's share
+
+
+# At a corner of the image three quarters of the box are outside.
+BOXES = [(0.5, (3, 9, 6, 18)), (0.0, (0, 3, 0, 6)), (1.0, (9, 12, 18, 24))]
+
+
+@pytest.mark.parametrize(("place", "box"), BOXES)
+def test_a_box_of_cutmix_has_the_form_of_the_image_and_the_drawn_share(place, box):
+    chance = SimpleNamespace(
+        random=lambda: 0.0,
+        betavariate=lambda *_: 0.75,
+        uniform=lambda low, high: low + place * (high - low),
+    )
+    images = torch.arange(2.0).view(2, 1, 1, 1).repeat(1, 1, 12, 24)
+    batch = Augmented(images, torch.arange(2))
+    mixed, _, _ = mixup_cutmix(batch, AugmentConfig(cutmix=1.0), 2, chance)
+    top, bottom, left, right = box
+    expected = torch.zeros(12, 24)
+    expected[top:bottom, left:right] = 1
+    assert torch.equal(mixed[0, 0], expected)
+    assert torch.equal(mixed[1, 0], 1 - expected)
+
+
+def test_with_both_on_some_steps_mix_and_others_paste():
+    how = AugmentConfig(mixup=1.0, cutmix=1.0)
+    kinds = set()
+    for seed in range(20):
+        images = torch.arange(2.0).view(2, 1, 1, 1).repeat(1, 1, 12, 12)
+        batch = Augmented(images, torch.arange(2))
+        mixed, _, _ = mixup_cutmix(batch, how, 2, random.Random(seed))
+        kinds.add(bool((mixed % 1 == 0).all()))
+    assert kinds == {False, True}
 
 
 def test_of_mixed_labels_the_unknown_stay_unknown():

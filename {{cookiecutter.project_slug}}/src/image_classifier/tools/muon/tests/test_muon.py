@@ -49,6 +49,22 @@ def test_it_moves_all_directions_alike(is_bf16):
     assert 0.6 < values.min() < values.max() < 1.3
 
 
+def test_it_updates_a_matrix_as_torchs_own():
+    start, *gradients = torch.randn(4, 8, 20, generator=torch.Generator().manual_seed(0))
+    own = nn.Parameter(start.clone())
+    other = nn.Parameter(start.clone())
+    ours = optimizer.Muon([own], lr=0.1, betas=(0.9, 0.999), weight_decay=0.1)
+    ours.hidden = {own}
+    how = {"momentum": 0.9, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+    theirs = torch.optim.Muon([other], lr=0.1, **how)
+    for gradient in gradients:
+        own.grad = gradient.clone()
+        other.grad = gradient.clone()
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(own, other, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("smallest", [1, 1e-6])
 @pytest.mark.parametrize("columns", [17, 90])  # which are iterated themselves, or their squares
 def test_in_fp32_it_is_the_exact_iteration(columns, smallest):
