@@ -174,10 +174,10 @@ def score(said: str) -> float:
 
 
 def train(here: Path, *words: object) -> float:
-    """A run in the folder `run`: the best top-1 on its validation images, in %."""
+    """A run in the folder `run`: top-1 of its best weights on its validation images, in %."""
     call(here, "train", *words, "--run.dir", "run", "--run.trackers")
-    rows = (json.loads(row) for row in (here / "run" / "metrics.jsonl").open())
-    return 100 * max(row.get("val/top1", 0.0) for row in rows)
+    status = json.loads((here / "run" / "status.json").read_text())
+    return 100 * status["result"]["val/top1"]
 
 
 def lay_out(path: Path, here: Path, num_train: int, num_others: int, seed: int) -> None:

@@ -156,7 +156,9 @@ def test_the_result_of_a_run_is_that_of_the_weights_that_it_leaves(config, monke
     assert scores.value("loss") == first != last
     said = capsys.readouterr().out.splitlines()
     assert any(f"loss {first:.4f}" in line for line in said[-4:-2])  # a tool says more after it
-    assert said[-2] == "best.pt has the weights of step 4 (best of all evaluations: mine 0.9000)"
+    assert (
+        said[-2] == "best.pt has the weights of step 4, the latest with the best score, mine 0.9000"
+    )
     result = json.loads((folder / "status.json").read_text())["result"]
     assert (result["step"], result["val/loss"], result["val/mine"]) == (4, first, 0.9)
     written = (folder / "predictions.safetensors").read_bytes()

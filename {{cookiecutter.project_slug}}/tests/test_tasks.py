@@ -249,7 +249,7 @@ def test_a_metric_of_ones_own_says_which_way_is_better(lower_is_better, best, mo
         state.record(score)
     assert (state.best_step, state.best_score) == (2, best)
     assert state.early_stop(2).startswith("stopped early: no evaluation of 2 was better")
-    assert state.best_text.endswith(f": rmse {best}00)")
+    assert state.best_text.endswith(f", rmse {best}00")
 
 
 def test_the_latest_weights_within_an_image_of_the_best_are_kept():
@@ -260,6 +260,10 @@ def test_the_latest_weights_within_an_image_of_the_best_are_kept():
         kept.append(state.best_step)
     assert kept == [0, 1, 2, 2, 4, 4]  # not an image further with each
     assert (state.best_score, state.num_worse) == (37 / 50, 4)
+    state = TrainState(*[None] * 3, best_by="ece")  # lower is better
+    for state.step, error in enumerate((0.3, 0.1, 0.12, 0.13)):
+        state.record(error, slack=0.025)
+    assert (state.best_step, state.best_score) == (2, 0.1)
 
 
 def test_an_image_is_so_much_of_a_share_and_nothing_of_a_loss():

@@ -97,7 +97,7 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
             micro_batch.halve_micro_batch_on_oom(lambda: state.step),
             checkpoints,
         ):
-            if begins_as:  # best.pt is never worse than what training began with
+            if begins_as:  # best.pt is never more than an image worse than what training began with
                 best = judge(begins_as)
                 checkpoints.save(state, log.state_dict())
             if begins_as == PROBE and pace.last_step:

@@ -1,7 +1,7 @@
 """Checkpoints: a kill at any moment loses nothing that was saved, and the run resumes from there.
 
 A file appears under its name when all of it is on the disk (`write_whole`). `step_<n>.pt` are the
-newest, `last.pt` is a hard link to the newest of them, `best.pt` to that of the best evaluation.
+newest, `last.pt` is a hard link to the newest of them, `best.pt` to that of the best weights.
 Where weights are sharded, they are folders `step_<n>` in place of files.
 """
 

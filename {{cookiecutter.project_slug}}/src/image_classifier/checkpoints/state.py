@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..metrics import NO_DECISION, Decision, better, metric_text, read_decision
+from ..metrics import NO_DECISION, Decision, better, find_metric, metric_text, read_decision
 from ..models import load_weights
 from ..precision import Precision
 from ..runtime.distributed import local_part
@@ -72,7 +72,8 @@ class TrainState:
         """Which weights are in best.pt."""
         score = metric_text(self.best_by, self.best_score)
         when = f"of step {self.best_step}" if self.best_step else "from before training"
-        return f"best.pt has the weights {when} (best of all evaluations: {score})"
+        near = "within an image of" if find_metric(self.best_by).is_percent else "with"
+        return f"best.pt has the weights {when}, the latest {near} the best score, {score}"
 
     def advance(self) -> None:
         """Count a step, and average the weights."""

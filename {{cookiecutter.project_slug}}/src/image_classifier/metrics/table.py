@@ -26,7 +26,7 @@ class Metric:
     function: Callable[[Predictions], float] | None  # None: an evaluation counts it
     _: KW_ONLY
     lower_is_better: bool  # best.pt depends on it
-    is_percent: bool = False  # a share of 1, shown as a percentage; else a plain number
+    is_percent: bool = False  # a share of 1, shown in %; best.pt may be an image behind the best
     title: str = ""  # in words, where that is not its name
     task: str = ""  # that alone has it; none: both
     is_mean: bool = False  # over classes that have images

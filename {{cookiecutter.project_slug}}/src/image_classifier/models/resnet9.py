@@ -82,5 +82,5 @@ def resnet9(
     return ResNet9(model, num_classes, channels, norm)
 
 
-# With GroupNorm the result does not depend on how a batch is divided; a width of 12 has 4 groups.
+# With GroupNorm the result does not depend on how a batch is divided; 12 channels have 4 groups.
 resnet9_gn = partial(resnet9, norm=lambda channels: nn.GroupNorm(gcd(8, channels), channels))

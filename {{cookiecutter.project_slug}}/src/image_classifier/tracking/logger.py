@@ -246,15 +246,14 @@ class RunLogger:
         """
         state = self.state
         self.message = message if self.step_done < self.total_steps else ""
-        is_plain = state.is_best and scores.value(state.best_by) == state.best_score
-        others = "" if is_plain else state.best_text
+        others = "" if state.is_best and state.num_worse == 0 else state.best_text
         found = []
         if self.world.is_main:
             metrics = scores.metrics(*scores.names)
             self.result = {"step": state.best_step, **metrics}
             end = self.message or "finished"
             if others:
-                end = f"{end if others in end else f'{end}; {others}'}, whose scores these are"
+                end = f"{end if others in end else f'{end}; {others}'}; these are its scores"
             found = self.conclude(scores, metrics, end, is_last=True, model=model)
             best = {name.replace("val/", "best/"): value for name, value in metrics.items()}
             self.trackers.tell("log", self.step_done, best)

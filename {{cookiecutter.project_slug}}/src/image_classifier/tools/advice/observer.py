@@ -93,6 +93,8 @@ def gain_over(probe: Tensor, best: Predictions) -> str:
     `probe` has what these predicted, as `Predictions.predicted`.
     """
     gain = gain_of(probe, best)
+    if gain.mean <= 0:
+        return "fine-tuning gained nothing over what it began with"
     told = f"fine-tuning gained {100 * gain.mean:+.1f} points over what it began with"
     return f"{told}{certainty(gain.low, gain.high)}"
 

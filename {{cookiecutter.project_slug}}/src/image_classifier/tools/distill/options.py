@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...errors import UserError
-from ...extensions import flag, within
+from ...extensions import within
 
 
 @dataclass(frozen=True)
@@ -15,15 +14,6 @@ class DistillOptions:
     teacher_share: float = within(0.5, 0, 1)  # teacher's share of the targets; labels are the rest
     teacher_temperature: float = within(1.0, 0.01, 100)  # of the teacher's softmax; above 1,
     # less probable classes count more
-
-
-def check(config: object) -> None:
-    """Raise `UserError` for what a teacher does, where there is none."""
-    optim = config.optim
-    for name in ("teacher_share", "teacher_temperature"):
-        value = getattr(optim, name)
-        if not optim.teacher and value != getattr(DistillOptions, name):
-            raise UserError(f"--optim.{flag(name)} {value:g} needs --optim.teacher RUN")
 
 
 SECTIONS = {"optim": DistillOptions}

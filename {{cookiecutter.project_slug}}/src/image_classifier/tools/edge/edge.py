@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from math import sqrt
 from pathlib import Path
 from statistics import median
@@ -71,8 +72,9 @@ def write_variants(
     ]
     for contents, predict in variants(options, trained, module, exact):
         *_, name = contents
-        for part in contents:  # of an earlier export, perhaps of other weights
-            (folder / part).unlink(missing_ok=True)
+        with suppress(OSError):  # what an earlier export left, perhaps of other weights
+            for part in contents:
+                (folder / part).unlink()
         found = compare(predict, reference)
         result = str(found)
         if name == "model.xml":

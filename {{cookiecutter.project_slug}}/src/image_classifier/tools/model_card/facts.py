@@ -183,7 +183,7 @@ def best_metrics(folder: Path, run: Run) -> dict[str, Any]:
     if isinstance(result, dict) and result.get("step") == run.predictions.step:
         return result
     rows = evaluations(read_rows(folder / "metrics.jsonl"), run.metric)
-    return best_of(rows, run.metric, status)
+    return best_of(rows, run.metric, status, len(run.predictions.predicted))
 
 
 def of_split(split: str, row: dict[str, Any]) -> dict[str, float]:

@@ -104,7 +104,7 @@ def reused_images(config: Config, train: Source, val: Source) -> str:
         with suppress(UserError):  # there is no such folder, or its images have no labels
             is_test = are_same(val, open_dataset(config.data, "test"))
     return is_test * (
-        "the validation images are the test images, and best.pt is the best on them, so its scores "
+        "the validation images are the test images, and best.pt is chosen on them, so its scores "
         "are too good for new images; those of last.pt are fair if you choose nothing by them"
     )
 

@@ -15,7 +15,7 @@ from ...config import Config
 from ...data import are_replaced, open_dataset
 from ...errors import UserError
 from ...extensions import of_tools
-from ...metrics import better, metric_number, metric_title
+from ...metrics import better, find_metric, metric_number, metric_title
 from ...runtime.console import clock
 from ...runtime.files import about_tensors, read_object, read_rows
 from ...tasks import metric_of
@@ -54,12 +54,12 @@ class Run:
     state: str  # running, done, interrupted or failed
     knobs: dict[str, Any]  # of the config, without those in which a group may differ
     metric: str  # that decides which evaluation is the best
-    score: float  # its value in the best evaluation: of the weights in best.pt, the run's result
+    score: float  # its value for the weights in best.pt, the run's result
     last_score: float  # in the last evaluation
-    loss: float  # of the best evaluation
+    loss: float  # of the weights in best.pt
     images_per_second: float  # median, in training
     seconds: float  # of training, without evaluating and saving
-    predictions: SavedPredictions | None  # of the best evaluation
+    predictions: SavedPredictions | None  # of these weights
 
     def need_predictions(self) -> SavedPredictions:
         """Its predictions; UserError if it has none."""
@@ -101,8 +101,8 @@ def are_same(was: Images, now: Images) -> bool:
 def read_run(folder: Path) -> Run:
     """Read a run, which may still be running.
 
-    Predictions count only if they are those of the best evaluation: they are written at the end of
-    a run, which may have been continued since.
+    Predictions count only if they are those of the weights in best.pt: they are written at the end
+    of a run, which may have been continued since.
 
     Raises:
         UserError: if it is not a run folder, or has no evaluation yet.
@@ -116,8 +116,8 @@ def read_run(folder: Path) -> Run:
         if not scored:
             raise LookupError("it has no evaluation yet")
         status = read_object(folder / "status.json")
-        best = best_of(scored, metric, status)
         saved = read_predictions(folder / "predictions.safetensors")
+        best = best_of(scored, metric, status, len(saved.predicted) if saved else 0)
         timed = [row for row in rows if row.get("train/images_per_second")]  # 0: the first step
         rates = [row["train/images_per_second"] for row in timed]
         steps = np.diff([0, *(row["step"] for row in timed)])
@@ -156,16 +156,22 @@ def evaluations(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]
     return [row for row, value in pairs if isinstance(value, float) and isfinite(value)]
 
 
-def best_of(rows: list[dict[str, Any]], metric: str, status: dict[str, Any]) -> dict[str, Any]:
+def best_of(
+    rows: list[dict[str, Any]], metric: str, status: dict[str, Any], count: int = 0
+) -> dict[str, Any]:
     """The row of the weights in best.pt, which a run at its end names in its `status`.
 
-    Before that it is the latest of the best; best.pt may be an image behind.
+    Else it is the latest within an image of the best, as in `TrainState.record`. Where it is not
+    known of how many images, `count`, best.pt may be an image behind.
     """
     result = status.get("result")
     step = result.get("step") if isinstance(result, dict) else None
-    named = [row for row in rows if row["step"] == step]
-    latest = max(reversed(rows), key=lambda row: better(metric) * row[f"val/{metric}"])
-    return named[0] if named else latest
+    if named := [row for row in rows if row["step"] == step]:
+        return named[0]
+    slack = 1.001 / count if count and find_metric(metric).is_percent else 0.0
+    scores = [better(metric) * row[f"val/{metric}"] for row in rows]
+    latest = max(n for n, score in enumerate(scores) if max(scores) - score <= slack)
+    return rows[latest]
 
 
 def read_predictions(path: Path) -> SavedPredictions | None:

@@ -50,8 +50,8 @@ def page_of(title: str, trials: Sequence[Trial], summary: str, importance: dict[
     )
     body = [
         f'<h1>{escape(title)}</h1><div class="wide"><pre>{escape(summary)}</pre></div>',
-        "<h2>Trials</h2><p>In color the best. A line is a trial, and its result that of its best "
-        "evaluation, whose weights best.pt has.</p>",
+        "<h2>Trials</h2><p>In color the best. A line is a trial, and its result that of best.pt; "
+        "of one that was stopped, that of its best evaluation.</p>",
         parallel_coordinates("Knobs and result", axes, [*curves], evaluated.index(best)),
         line_chart(f"Validation {what}", curves, unit=percent, main=f"{best.number:03}"),
         "<h2>Importance</h2><p>How differently each knob is distributed in the best quarter of the "

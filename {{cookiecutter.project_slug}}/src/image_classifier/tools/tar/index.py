@@ -35,7 +35,7 @@ BLOCK = tarfile.BLOCKSIZE
 TAIL = 2**20  # bytes after the last member in which there should be zeros, if anything
 MOST_LABEL = 2**20  # bytes of a member with a label; what is sparse may unpack to any size
 PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
-UNFINISHED = b"unfinished"  # in `train-unfinished.tar`, while `prepare` writes shards beside it
+UNFINISHED = b"unfinished"  # in `train-unfinished.tar`, until `prepare` has written all shards
 
 Shard = tuple[str, int, str]  # name, size in bytes, and what changes when it does
 

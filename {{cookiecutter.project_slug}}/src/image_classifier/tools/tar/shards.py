@@ -37,7 +37,7 @@ HEAD = 2 * tarfile.BLOCKSIZE  # the comment
 def write_shards(source: Source, splits: tuple[str, ...], folder: Path) -> None:
     """Write the images of `source`, the first of `splits`, or what is missing, `train-000000.tar`.
 
-    Bytes of files and encoded images stay; others become PNG. None is read until all are there.
+    Bytes of files and encoded images stay; others become PNG. A split is read once it is whole.
 
     Raises:
         UserError: if an image can't be read, or labels are unknown or images have weights.

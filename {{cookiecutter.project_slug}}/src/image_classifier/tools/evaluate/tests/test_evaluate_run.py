@@ -1,5 +1,6 @@
 """`evaluate` repeats the scores of a run, with the weights, pixels and format that it had."""
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -8,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import changed, logged, on_deep, run_ranks
+from conftest import changed, on_deep, run_ranks
 
 from image_classifier.checkpoints import loaded as loaded_model
 from image_classifier.checkpoints.reading import (
@@ -28,7 +29,8 @@ from image_classifier.train import train
 
 
 def test_it_repeats_the_result_of_a_run(trained_once, capsys):
-    best = max(row.get("val/top1", 0) for row in logged(trained_once))
+    status = json.loads((trained_once / "status.json").read_text())
+    best = status["result"]["val/top1"]
     assert main(["evaluate", str(trained_once), "--device", "cpu"]) == 0
     assert f"top-1 {best:.2%}" in capsys.readouterr().out
 

@@ -114,6 +114,7 @@ def test_predictions_are_those_of_an_evaluation(run, photos, tmp_path):
 def test_a_killed_command_resumes_to_the_same_bytes_and_no_other_command_does(
     kind, *, run, photos, tmp_path, monkeypatch, capsys, refusal
 ):
+    photos = Path(shutil.copytree(photos, f"{tmp_path}-photos"))
     out, partial = tmp_path / f"x.{kind}", tmp_path / f"x.{kind}.partial"
     words = (photos / "train", photos / "val/ant", "--out", out, "--tta", "none")  # 14 images
     assert predict(run, *words) == 0
@@ -127,11 +128,11 @@ def test_a_killed_command_resumes_to_the_same_bytes_and_no_other_command_does(
     cause = f"cannot resume '{partial}': it was begun with other"
     assert f"{cause} --top-k;" in refusal("predict", run, *QUICK, "--top-k", 1, *words)
     assert f"{cause} images;" in refusal("predict", run, *QUICK, photos / "val", *words)
-    changed_file = photos / "val/ant/12.jpg"
-    was = changed_file.stat()
-    os.utime(changed_file, ns=(was.st_atime_ns, was.st_mtime_ns + 1))
+    photo = photos / "val/ant/12.jpg"
+    time = photo.stat().st_mtime_ns
+    os.utime(photo, ns=(time, time + 10**9))
     assert f"{cause} files;" in refusal("predict", run, *QUICK, *words)
-    os.utime(changed_file, ns=(was.st_atime_ns, was.st_mtime_ns))
+    os.utime(photo, ns=(time, time))
     partial.write_bytes(head.replace(b'"weights": "', b'"weights": "0'))
     assert f"{cause} weights;" in refusal("predict", run, *QUICK, *words)
     partial.write_bytes(b"no rows\n")

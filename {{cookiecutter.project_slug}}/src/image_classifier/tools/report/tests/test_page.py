@@ -176,8 +176,8 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypat
     train(config)
     first, second = [row["val/top1"] for row in logged(config.run.dir) if "val/top1" in row]
     kept = 1 if first - second > 1.5 / 64 else 2
-    others = f"; best.pt has the weights of step {kept} (best of all evaluations: top-1 "
-    others += f"{first:.2%}), whose scores these are"
+    others = f"; best.pt has the weights of step {kept}, the latest within an image of the best "
+    others += f"score, top-1 {first:.2%}; these are its scores"
     results = [call.args[1] for call in write.call_args_list]
     assert [(result.step, result.end) for result in results] == [
         (1, "not finished"),
@@ -204,7 +204,7 @@ def test_the_page_says_why_a_run_ended_and_of_which_weights_its_scores_are(confi
     shown = Shown(Path(config.run.dir, "report.html").read_text(encoding="utf-8"))
     end = "step 8 of 12; stopped early: no evaluation of 1 was better; best.pt has the weights of "
     said = " ".join(" ".join(shown.words).split())
-    best = "step 4 (best of all evaluations: mine 0.9000), whose scores these are"
+    best = "step 4, the latest with the best score, mine 0.9000; these are its scores"
     assert f"{end}{best}" in said
     assert f"{scores.value('top1'):.2%} top-1: " in said
     assert "0.9000 mine 0.1000 mine of the last weights" in said

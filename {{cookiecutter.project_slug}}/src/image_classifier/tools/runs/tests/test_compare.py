@@ -68,11 +68,12 @@ def test_intervals_and_p_values_are_those_of_the_tables():
 
 
 @pytest.mark.parametrize(
-    ("status", "step"), [({}, 3), ({"result": {"step": 4}}, 4), ({"result": 1}, 3)]
+    ("status", "count", "step"),
+    [({}, 0, 3), ({}, 100, 4), ({"result": {"step": 1}}, 100, 1), ({"result": 1}, 101, 3)],
 )
-def test_the_score_of_a_run_is_that_of_the_weights_which_it_kept(status, step):
+def test_the_score_of_a_run_is_that_of_the_weights_which_it_kept(status, count, step):
     rows = [{"step": n, "val/top1": top1} for n, top1 in enumerate((0.1, 0.8, 0.7, 0.8, 0.79))]
-    assert best_of(rows, "top1", status)["step"] == step
+    assert best_of(rows, "top1", status, count)["step"] == step
 
 
 def test_the_metric_that_decides_is_compared_and_less_loss_is_better(tmp_path, capsys, refusal):
