@@ -15,7 +15,7 @@ from ...errors import UserError
 from ...metrics import counted_and_correct
 from ...runtime.distributed import join_world
 from ...runtime.files import read_object, read_rows
-from ..runs.saved_runs import Run, SavedPredictions, best_of, evaluations, read_run
+from ..runs.saved_runs import Run, SavedPredictions, evaluations, read_run
 from .origin import public
 
 CONFIDENCE = 0.95
@@ -178,12 +178,11 @@ def read_if_there(path: Path) -> dict[str, Any]:
 
 def best_metrics(folder: Path, run: Run) -> dict[str, Any]:
     """The metrics of the best weights: all of them at the end of a run, else some."""
-    status = read_if_there(folder / "status.json")
-    result = status.get("result")
+    result = read_if_there(folder / "status.json").get("result")
     if isinstance(result, dict) and result.get("step") == run.predictions.step:
         return result
     rows = evaluations(read_rows(folder / "metrics.jsonl"), run.metric)
-    return best_of(rows, run.metric, status, len(run.predictions.predicted))
+    return next(row for row in rows if row["step"] == run.predictions.step)
 
 
 def of_split(split: str, row: dict[str, Any]) -> dict[str, float]:

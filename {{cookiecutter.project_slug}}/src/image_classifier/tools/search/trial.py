@@ -140,7 +140,7 @@ class RunTrial(Trainable):
         # Ray ends a trial, which is for the run to do.
         planned = min(self.told * self.job.every + 1e-9, epochs * (1 - 1e-6))
         return {
-            "score": better(metric) * saved_runs.best_of(rows, metric, {})[f"val/{metric}"],
+            "score": max(better(metric) * row[f"val/{metric}"] for row in rows),
             "epoch": rows[-1]["epoch"],
             "evaluations": self.told,
             "planned_epoch": epochs if is_done else planned,
