@@ -56,9 +56,9 @@ class Scores:
         return self.known[name]
 
     def slack(self, name: str) -> float:
-        """How much of a metric one image is: a share of all, and nothing where it is no share."""
+        """How much of a metric one image is: see `Metric.slack`."""
         counted, _ = counted_and_correct(self.predictions.predicted, self.predictions.source.labels)
-        return 1.001 / int(counted.sum()) if find_metric(name).is_percent else 0.0  # rounding
+        return find_metric(name).slack(int(counted.sum()))
 
     def metrics(self, *wanted: str) -> dict[str, float]:
         """The numbers to log: those that are known, the calibration error, and what is wanted."""

@@ -32,6 +32,10 @@ class Metric:
     is_mean: bool = False  # over classes that have images
     needs_all: bool = False  # the probabilities of all classes
 
+    def slack(self, count: int) -> float:
+        """How much one of `count` images changes a share of them; nothing where it is no share."""
+        return 1.001 / count if count and self.is_percent else 0.0  # more, for rounding
+
 
 def truth_of(predictions: Predictions) -> np.ndarray:
     """Which labels images have, (count, classes) int8: LEFT_OUT where that does not count."""

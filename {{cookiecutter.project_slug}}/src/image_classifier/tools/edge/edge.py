@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from math import sqrt
 from pathlib import Path
 from statistics import median
@@ -13,7 +12,7 @@ import torch
 from ...checkpoints import LoadedModel
 from ...errors import FaultError
 from ...runtime.files import write_whole
-from ..export.export import Reference, verify
+from ..export.export import Reference, replacing, verify
 from ..export.export_graph import ExportModule
 from ..export.formats import FORMATS, Predict
 from .exports import EdgeOptions
@@ -72,18 +71,16 @@ def write_variants(
     ]
     for contents, predict in variants(options, trained, module, exact):
         *_, name = contents
-        with suppress(OSError):  # what an earlier export left, perhaps of other weights
-            for part in contents:
-                (folder / part).unlink()
         found = compare(predict, reference)
         result = str(found)
-        if name == "model.xml":
-            result = verify(predict, module, reference, options.tolerance)
-        elif not (found.same >= options.agreement * found.count and found.batch <= ALIKE):
-            raise FaultError(
-                f"{name} is not written: {found}, probabilities within {found.batch:.1e} of those "
-                f"in a batch; --agreement {options.agreement:g}"
-            )
+        with replacing(*(folder / part for part in contents)):
+            if name == "model.xml":
+                result = verify(predict, module, reference, options.tolerance)
+            elif not (found.same >= options.agreement * found.count and found.batch <= ALIKE):
+                raise FaultError(
+                    f"{name} is not written: {found}, probabilities within {found.batch:.1e} of "
+                    f"those in a batch; --agreement {options.agreement:g}"
+                )
         for part, content in contents.items():
             try:
                 write_whole(folder / part, lambda file, content=content: file.write(content))

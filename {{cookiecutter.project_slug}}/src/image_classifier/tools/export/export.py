@@ -1,6 +1,7 @@
 """Write a trained model as files that do not need this package, each verified against the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -67,9 +68,10 @@ def export(options: ExportOptions) -> None:
     module = ExportModule(trained, options.raw).eval().requires_grad_(False)
     files = {}
     for name in filter(FORMATS.get, dict.fromkeys(options.format)):
-        content, predict = files[name] = FORMATS[name](module)
-        result = verify(predict, module, reference, options.tolerance)
         path = folder / f"model.{name}"
+        with replacing(path):
+            content, predict = files[name] = FORMATS[name](module)
+            result = verify(predict, module, reference, options.tolerance)
         try:
             write_whole(path, lambda file, content=content: file.write(content))
         except OSError as error:
@@ -77,6 +79,20 @@ def export(options: ExportOptions) -> None:
         print(f"{str(path)!a}: {len(content) / 1e6:,.1f} MB; {result}")
     for export_more in functions("exports", "export_more"):
         export_more(options, trained, reference, folder, files)
+
+
+@contextmanager
+def replacing(*paths: Path) -> Iterator[None]:
+    """A block that makes what is written to `paths`.
+
+    If it is refused, files of that name go too: they may be of other weights.
+    """
+    try:
+        yield
+    except (FaultError, UserError):
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise
 
 
 class Reference(NamedTuple):

@@ -168,7 +168,7 @@ def best_of(
     step = result.get("step") if isinstance(result, dict) else None
     if named := [row for row in rows if row["step"] == step]:
         return named[0]
-    slack = 1.001 / count if count and find_metric(metric).is_percent else 0.0
+    slack = find_metric(metric).slack(count)
     scores = [better(metric) * row[f"val/{metric}"] for row in rows]
     latest = max(n for n, score in enumerate(scores) if max(scores) - score <= slack)
     return rows[latest]

@@ -105,6 +105,9 @@ def test_a_file_for_several_labels_has_the_threshold_and_probabilities_of_each(
 def test_a_file_with_other_predictions_is_not_written(change, raw_code, run, monkeypatch, capsys):
     wrong = lambda module: (b"written", lambda images: change(module(images)))  # noqa: E731
     monkeypatch.setitem(formats.FORMATS, "pt2", wrong)
+    earlier = Path(run, "export", "model.pt2")
+    earlier.parent.mkdir(exist_ok=True)
+    earlier.write_bytes(b"of other weights")
     assert main(["export", run, "--format", "pt2"]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
