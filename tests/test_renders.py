@@ -3,9 +3,22 @@
 import re
 import shutil
 import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
 
 import pytest
-from conftest import ALL, LONG_NAMES, OFF, PROJECT, SMOKE, losses, python, run, write_photos
+from conftest import (
+    ALL,
+    LONG_NAMES,
+    OFF,
+    PROJECT,
+    SMOKE,
+    losses,
+    pyproject,
+    python,
+    run,
+    write_photos,
+)
 
 from pretuned_answers import tools
 
@@ -41,6 +54,14 @@ def test_a_project_with_long_names_and_no_options_tests_itself_and_trains(render
     make(project, "test")
     make(project, "train", f"ARGS={SMOKE} --run.trackers")
     assert not [*project.glob("src/*/tools"), *project.glob("runs/smoke/report.html")]
+
+
+def test_a_project_with_the_usual_tools_tests_itself_without_optional_libraries(render):
+    project = render(**LONG_NAMES)
+    hide = f"import sys\nsys.modules |= dict.fromkeys({optional_libraries()})\n"
+    Path(project, "src", "sitecustomize.py").write_text(hide)
+    words = "-m", "pytest", "-q", "-rs", "-n", "auto"
+    assert "'timm'" in python(*words, folder=project, PYTHONPATH=str(project / "src"))  # skipped
 
 
 def test_a_project_with_short_names_and_all_options_tests_its_tools(render):
@@ -83,6 +104,16 @@ def test_a_mistake_that_one_process_meets_is_one_line(where, tmp_path):
     assert done.stderr.count("\n") == 1
     assert "cannot read image" in done.stderr
     assert where == "host" or losses(tmp_path / "run")
+
+
+def optional_libraries():
+    """The modules of libraries that the environment of a new project has not."""
+    lists = pyproject(PROJECT)["project"]["optional-dependencies"].values()
+    names = {re.match(r"[\w-]+", need)[0] for needs in lists for need in needs}
+    owners = packages_distributions().items()
+    return [
+        module for module, of in owners if names & {name.replace("_", "-").lower() for name in of}
+    ]
 
 
 def make(project, *words):

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import PROJECT, ROOT, contents, git_until, python, run
@@ -365,3 +366,71 @@ def test_files_in_the_way_of_an_update_stop_it_before_it_writes(project, newer, 
         update.update(project, newer, "")
     assert (tmp_path / "elsewhere/guide.md").read_bytes() == b"precious"
     assert git(project, "status", "--porcelain") == ""
+
+
+def made(folder, version):
+    """A folder with nothing but what a project says of itself."""
+    text = f'[tool.pretuned]\nversion = "{version}"\nanswers = {{}}\n'
+    write(folder / "pyproject.toml", text.encode())
+    return folder
+
+
+def test_an_older_template_makes_no_project_of_a_newer_one(tmp_path):
+    made(tmp_path, "0.9.0")
+    git(tmp_path, "init")
+    commit(tmp_path)
+    repository = update.Repository(tmp_path)
+
+    def render(_, folder):
+        return made(folder / "x", "0.9.0")
+
+    update.made_now(repository, render, {}, "0.9.0")
+    with pytest.raises(RefusedError, match=r"pretuned 0.10.0 made this project; this one is older"):
+        update.made_now(repository, render, {}, "0.10.0")
+
+
+def test_git_is_asked_of_the_project_whatever_repository_a_hook_is_of(tmp_path, monkeypatch):
+    for name in ("one", "two"):
+        made(tmp_path / name, "0.9.0")
+        git(tmp_path / name, "init")
+        commit(tmp_path / name)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "two/.git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "two"))
+    top = update.Repository(tmp_path / "one").git("rev-parse", "--show-toplevel")
+    assert Path(top) == tmp_path / "one"
+
+
+def test_a_link_that_leads_nowhere_is_in_the_way_too(tmp_path):
+    made(tmp_path, "0.9.0")
+    git(tmp_path, "init")
+    commit(tmp_path)
+    repository = update.Repository(tmp_path)
+    blob = repository.git("hash-object", "-w", "--stdin", content="new")
+    tree = repository.tree(repository.files("HEAD") | {"run.sh": update.File("100644", blob)})
+    (tmp_path / "run.sh").symlink_to("nowhere")
+    with pytest.raises(RefusedError, match=r"run\.sh' is in the way of a new file"):
+        repository.look_for_obstacles(tree)
+
+
+@pytest.mark.parametrize(
+    ("is_clean", "words", "checked", "code"),
+    [
+        (True, [], 0, 0),
+        (True, [], 2, 1),
+        (True, ["--no-check"], None, 0),
+        (False, [], None, 1),
+    ],
+)
+def test_an_update_is_checked_and_its_exit_code_says_what_is_left(  # noqa: PLR0913, PLR0917
+    is_clean, words, checked, code, monkeypatch, tmp_path
+):
+    ran = []
+
+    def make(command, **how):
+        ran.append((command, how["cwd"]))
+        return SimpleNamespace(returncode=checked)
+
+    monkeypatch.setattr(update, "update", lambda *_: ("M  LICENSE", is_clean))
+    monkeypatch.setattr(cli.subprocess, "run", make)
+    assert cli.main(["update", str(tmp_path), *words]) == code
+    assert ran == [(["make", "check"], tmp_path)] * (checked is not None)

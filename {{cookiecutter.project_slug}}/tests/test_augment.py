@@ -105,6 +105,25 @@ def test_boxes_lie_in_the_image_and_are_as_large_as_torchvisions():
         torch.testing.assert_close(sizes, their_sizes, atol=0.03, rtol=0)
 
 
+def test_each_place_of_a_box_is_as_probable():
+    uniform = (torch.arange(400) + 0.5) / 400
+    tops = [crops.place_box([[0.7, 0.7]], [draw, 0.0], 10, 10)[0] for draw in uniform.tolist()]
+    assert torch.tensor(tops).bincount().tolist() == [100] * 4  # 7 of 10 pixels
+
+
+@pytest.mark.parametrize("size", [(20, 200), (200, 20), (7, 1000)])
+def test_a_box_of_a_long_image_is_no_longer_than_4_to_3(size):
+    torch.manual_seed(0)
+    uniform = torch.rand(500, crops.BOX_DRAWS)
+    sides = crops.random_sides(uniform[:, 2:], 0.35).tolist()
+    for pair in zip(sides, uniform[:, :2].tolist(), strict=True):
+        top, left, height, width = crops.place_box(*pair, *size)
+        assert max(height, width) / min(height, width) <= 4 / 3 + 0.5 / min(size)  # whole pixels
+        assert min(height, width) == min(size)
+        assert top + height <= size[0]
+        assert left + width <= size[1]
+
+
 def test_crops_are_those_of_pillow():
     pixels, out = torch.randint(0, 256, (90, 120, 3)).byte(), torch.empty(48, 48, 3).byte()
     crops.crop(pixels, (10, 7, 64, 101), out)

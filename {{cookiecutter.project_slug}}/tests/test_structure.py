@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import nullcontext
 from dataclasses import is_dataclass
+from importlib.util import find_spec
 from itertools import dropwhile
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from image_classifier import config as config_module
 from image_classifier.cli import commands
 from image_classifier.config import Config, DataConfig
 from image_classifier.data.datasets import open_dataset
+from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
 from image_classifier.runtime.command_line import (
     COMMENT,
@@ -104,7 +107,10 @@ def test_every_command_of_the_readme_is_understood():
             named = [word for word in words[:2] if word in presets]  # `repeat 5 cifar10`
             preset = presets[words.pop(words.index(named[0])) if named else "smoke"]
             others = {"default": preset()} if verb == "train" else {}
-            parse(options_of(verb), words, prog=verb, about="", **others)
+            is_missing = "openvino" in words and find_spec("openvino") is None
+            needs = pytest.raises(UserError, match=r"needs .*pip install")
+            with needs if is_missing else nullcontext():
+                parse(options_of(verb), words, prog=verb, about="", **others)
             found.add(verb)
     assert found == {*commands()}
 

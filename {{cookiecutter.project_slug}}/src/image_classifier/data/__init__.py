@@ -8,7 +8,7 @@ from .arrays import COLORED, dtype_of, fitted, take, wrong_channels
 from .autotune import fits_memory, open_loader
 from .batch import Augmented, Batch, prefetched
 from .cache_folder import NO_CACHE, cache_folder
-from .crops import BOX_DRAWS, fit_square, mean_color, random_sides, resize
+from .crops import BOX_DRAWS, crop, fit_square, largest_box, mean_color, random_sides, resize
 from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import ALL, NoLabelsError, WrapperError, are_in_folders, find_folders
 from .datasets.listing import NO_CLASS, class_folders, has_suffix, is_junk, listing, show, walk

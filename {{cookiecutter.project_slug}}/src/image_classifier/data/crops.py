@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 TRIES = 10  # at a random box that fits, as many as torchvision makes
+ASPECT = 4 / 3  # of the longest random box
 BOX_DRAWS = 2 + 2 * TRIES  # where it is, and area and aspect ratio of each try
 
 
@@ -95,7 +96,7 @@ def random_sides(draws: Tensor, min_area: float) -> Tensor:
     (https://arxiv.org/abs/1409.4842). (count, 2 * TRIES) from 0 to 1 -> (count, TRIES, 2) float32.
     """
     area = min_area + (1 - min_area) * draws[:, 0::2]
-    aspect = (4 / 3) ** (2 * draws[:, 1::2] - 1)  # width / height
+    aspect = ASPECT ** (2 * draws[:, 1::2] - 1)  # width / height
     return torch.stack((area / aspect, area * aspect), dim=2).sqrt()
 
 
@@ -104,17 +105,23 @@ def place_box(
 ) -> tuple[int, int, int, int]:
     """A box of random area and shape at a random place, in pixels: top, left, height, width.
 
-    `sides` is of `random_sides`, `draws` are two from 0 to 1: where in the image. As everywhere, a
-    box too long for the image is drawn anew, so that boxes are smaller on average than their least
-    area says; the last is cut. In plain Python, as workers meet images of all sizes, one at a time.
+    `sides` is of `random_sides`, `draws` are two from 0 to below 1: where in the image. A box that
+    does not fit is drawn anew; if none fits, it is the `largest_box`, as in torchvision, but at a
+    random place. In plain Python, as workers meet images of all sizes, one at a time.
     """
     scale = math.sqrt(height * width)
-    box_height = box_width = 0.0
     for side_height, side_width in sides:
-        box_height, box_width = scale * side_height, scale * side_width
-        if box_height <= height and box_width <= width:
+        box_height = round(scale * side_height)
+        box_width = round(scale * side_width)
+        if 0 < box_height <= height and 0 < box_width <= width:
             break
-    box_height = min(height, max(1, round(box_height)))
-    box_width = min(width, max(1, round(box_width)))
-    top, left = round(draws[0] * (height - box_height)), round(draws[1] * (width - box_width))
+    else:
+        box_height, box_width = largest_box(height, width)
+    top = int(draws[0] * (height - box_height + 1))
+    left = int(draws[1] * (width - box_width + 1))
     return top, left, box_height, box_width
+
+
+def largest_box(height: int, width: int) -> tuple[int, int]:
+    """Height and width of the largest box in an image that is no longer than 4 to 3."""
+    return min(height, round(width * ASPECT)), min(width, round(height * ASPECT))

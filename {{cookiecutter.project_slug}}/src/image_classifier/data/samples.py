@@ -59,7 +59,7 @@ class Samples:
         self.starts_flipped = seeding.sides_at(seed, len(source)).numpy() if alternates else None
 
     def fill(self, out: Tensor, epoch: int, indices: np.ndarray) -> dict[int, str]:
-        """Write the images at `indices` as `epoch` has them to `out`, which `empty` made.
+        """Write the images at `indices` as `epoch` has them to `out`, which `Source.empty` made.
 
         An index is that of an order, in which images may repeat: see `seeding.images_of`. Each time
         an image is cropped in another way.
@@ -88,10 +88,6 @@ class Samples:
                 box = place_box(box_sizes[row], corners[row], *pixels.shape[:2])
                 crop(pixels, box, place, self.is_mirrored(index, epoch, flips[row]))
         return unreadable
-
-    def empty(self, count: int) -> Tensor:
-        """Memory for images: (count, size, size, channels)."""
-        return self.source.empty(count, self.size)
 
     def is_mirrored(self, index: int, epoch: int, draw: float) -> bool:
         """Whether an image is mirrored in `epoch`; `draw` is from 0 to 1."""

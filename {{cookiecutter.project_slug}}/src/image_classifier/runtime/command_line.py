@@ -45,7 +45,8 @@ def parse(
     """
     add_help(kind)
     flags = flags_of(kind)
-    words = with_short_forms(words, flags)
+    short = short_forms(flags)
+    words = [whole for word in words for whole in short.get(word, [word])]
     if HELP & set(words):
         return tyro.cli(kind, default=default, args=words, prog=prog, description=about)
     check_flags(words, flags)
@@ -73,12 +74,6 @@ def naming_flags_of(kind: type) -> Iterator[None]:
     except UserError as error:
         section = rf"--\w+\.(?=({'|'.join(flags_of(kind))})\b(?!-))"
         raise UserError(re.sub(section, "--", str(error))) from error
-
-
-def with_short_forms(words: list[str], flags: list[str]) -> list[str]:
-    """The words of a command line, with whole flags for the short forms of `flags` among them."""
-    known = short_forms(flags)
-    return [whole for word in words for whole in known.get(word, [word])]
 
 
 def short_forms(flags: list[str]) -> dict[str, list[str]]:

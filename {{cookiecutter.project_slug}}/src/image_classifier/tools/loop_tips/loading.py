@@ -73,7 +73,7 @@ class PlainDataset(Dataset):
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Tensor, int]:
         """Image, label and index, by epoch and index."""
         epoch, index = key
-        pixels = self.samples.empty(1)
+        pixels = self.samples.source.empty(1, self.samples.size)
         self.samples.fill(pixels, epoch, np.array([index]))
         image = (pixels[0].float() - self.mean) / self.std if self.as_float else pixels[0]
         return image, self.samples.source.labels[index], index

@@ -14,6 +14,7 @@ from ...runtime import seeding
 from ...runtime.phases import phase
 
 Augment = Callable[[Batch, int], Augmented]  # a batch as the model sees it at a step
+TINY = 1e-30  # a weight that two images of weight 0 have together
 
 
 def change_batches(augment: Augment, how: AugmentConfig, data: TrainData, seed: int) -> Augment:
@@ -49,7 +50,7 @@ def mixup_cutmix(
 ) -> Augmented:
     """Mixup (https://arxiv.org/abs/1710.09412) or CutMix (https://arxiv.org/abs/1905.04899).
 
-    Mixes neighboring images of a rank, their labels and weights. If both are on, each step picks
+    Mixes neighboring images of a rank, and the losses of both. If both are on, each step picks
     one.
     """
     images, labels, weights = batch
@@ -70,21 +71,26 @@ def mixup_cutmix(
     else:
         kept = chance.betavariate(augment.mixup, augment.mixup)
         images = torch.lerp(others, images, kept)
-    if weights is not None:
+    if weights is not None:  # a label counts as its image does
+        of_own = kept * weights
         weights = torch.lerp(weights[partner], weights, kept)
+        kept = (of_own / weights.clamp(min=TINY))[:, None]
     if labels.ndim == 2:
         return Augmented(images, mix_several(labels, partner, kept), weights)
     return Augmented(images, mix_classes(labels, partner, kept, num_classes), weights)
 
 
-def mix_classes(labels: Tensor, partner: Tensor, kept: float, num_classes: int) -> Tensor:
-    """Shares of (count,) classes; an image that could not be read has none."""
+def mix_classes(labels: Tensor, partner: Tensor, kept: float | Tensor, num_classes: int) -> Tensor:
+    """Shares of (count,) classes; an image that could not be read has none.
+
+    `kept` is the share of an image in its own labels, a number or (count, 1).
+    """
     targets = torch.zeros((len(labels), num_classes), device=labels.device)
     targets.scatter_(1, labels.clamp(min=0)[:, None], (labels >= 0).float()[:, None])
     return torch.lerp(targets[partner], targets, kept)
 
 
-def mix_several(labels: Tensor, partner: Tensor, kept: float) -> Tensor:
+def mix_several(labels: Tensor, partner: Tensor, kept: float | Tensor) -> Tensor:
     """Shares of (count, classes) labels; what is unknown of one image stays unknown."""
     targets = labels.float()
     mixed = torch.lerp(targets[partner], targets, kept)

@@ -3,6 +3,7 @@
 import shlex
 from pathlib import PurePath
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from ...config import Config
 from ...models import find_library, models_by_name, published_weights
@@ -83,5 +84,7 @@ def has_whole_paths(config: Config) -> bool:
 
 def public(path: str) -> str:
     """A path or an address without what it tells of the machine, or of who may read there."""
-    is_whole = "://" in path or PurePath(path).is_absolute()
-    return PurePath(path.partition("?")[0]).name if is_whole else path
+    if "://" in path:
+        address = urlsplit(path)
+        return PurePath(address.path).name or address.hostname or address.scheme
+    return PurePath(path).name if PurePath(path).is_absolute() else path

@@ -74,6 +74,8 @@ def find_candidates(images: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         return torch.empty((0, 2), dtype=torch.int64), torch.empty(0)
     hashes = torch.cat([dhash(scaled(images[part], COARSE)) for part in chosen.split(4096)])
     pairs = chosen[nearest_pairs(hashes)]
+    if not len(pairs):  # the FFT of torch 2.11 does not take none
+        return pairs, torch.empty(0)
     parts = pairs.split(4096)
     scores = torch.cat([correlation(*(scaled(images[n], COARSE) for n in p.T)) for p in parts])
     order = torch.from_numpy(np.lexsort((-scores, pairs[:, 0])))  # the best of each image first

@@ -27,9 +27,9 @@ class Members(PathList):
         super().__init__(storage.root, (folders[shard] + name for shard, name in pairs))
 
     def read(self, index: int) -> bytes:
-        """The content of image `index`; as `prefetch` has fetched it, if it has."""
-        ahead = getattr(self.storage.here().thread, "ahead", {})
-        return ahead[index].result() if index in ahead else self.fetch(index)
+        """The content of image `index`, which `prefetch` of any list of the index may have."""
+        ahead = getattr(self.storage.here().thread, "ahead", {}).get(int(self.numbers[index]))
+        return self.fetch(index) if ahead is None else ahead.result()
 
     def fetch(self, index: int) -> bytes:
         """The content of image `index`."""
@@ -40,8 +40,8 @@ class Members(PathList):
         """Begin to fetch what this thread reads next, if it is not on this machine."""
         if not self.storage.is_local:
             here = self.storage.here()
-            wanted = dict.fromkeys(indices.tolist())
-            here.thread.ahead = {n: here.requests.submit(self.fetch, n) for n in wanted}
+            wanted = dict(zip(self.numbers[indices].tolist(), indices.tolist(), strict=True))
+            here.thread.ahead = {n: here.requests.submit(self.fetch, i) for n, i in wanted.items()}
 
     def picked(self, indices: Tensor) -> "Members":
         """Only the images at `indices`, (count,) int64."""

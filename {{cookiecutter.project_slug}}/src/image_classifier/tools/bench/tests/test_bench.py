@@ -174,3 +174,9 @@ def test_every_tip_is_explained_on_the_page_and_another_is_a_mistake(capsys, ref
         assert section.startswith(f"{name}\n\n{summary(tip)}\n\n- Why: ")
         assert all(f"\n- {word}: " in section for word in ("When it hurts", "Option", "Source"))
     assert refusal("bench", "smoke", "--rows", "num_worker").endswith("mean num_workers?\n")
+
+
+def test_times_of_the_same_round_are_compared():
+    found = measuring.gain([1.0, 2, 3, 4, 5, 6, 7], [7.0, 6, 5, 4, 3, 2, 1])
+    assert found.low < 0.5  # sorted, all would be alike
+    assert found.high > 2

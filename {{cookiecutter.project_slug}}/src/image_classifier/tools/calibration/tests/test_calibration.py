@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from image_classifier import evaluate as evaluation
 from image_classifier.checkpoints import load_best
 from image_classifier.config import RunConfig
-from image_classifier.data import Source
+from image_classifier.data import LEFT_OUT, Source
 from image_classifier.errors import UserError
 from image_classifier.evaluate import Scores
 from image_classifier.metrics import NO_DECISION, Decision
@@ -275,3 +275,19 @@ def test_right_answers_alone_do_not_drive_the_temperature_of_several_labels_to_i
     labels = torch.tensor([[1, 0], [0, 1]]).repeat(10, 1)
     logits = torch.where(labels == 1, 2.0, -2.0) + torch.tensor([1.0, -1.0])
     assert choosing.fit_temperature(logits, labels) > 1.1 * choosing.LIMITS[0]
+
+
+def test_what_a_decision_means_is_told_of_the_images_that_were_read():
+    shares = torch.tensor([0.9, 0.8, 0.85, 0.6, 0.7, 0.95])
+    labels = torch.tensor([0, 1, 0, 0, 1, 0])
+    found = predictions_of(torch.stack([shares, 1 - shares], dim=1), labels)
+    found.predicted[5] = LEFT_OUT
+    told = tell_decision(found, Decision(1.0, (0.75,)))
+    assert told.endswith("from 75.0% on: 60.00% of the images, 66.67% of them right")
+
+
+def test_what_thresholds_of_labels_mean_is_told_as_precision_and_recall():
+    shares = torch.tensor([[0.9, 0.2], [0.6, 0.7], [0.1, 0.8]])
+    found = predictions_of(shares, torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.int8))
+    told = tell_decision(found, Decision(1.0, (0.5, 0.75)))
+    assert told.endswith("from 50.0% .. 75.0% on: precision 66.67%, recall 50.00%")

@@ -314,3 +314,47 @@ def test_a_list_that_notepad_saved_is_read_whole(root):
     listed.parent.mkdir()
     listed.write_text(f"{PICTURE}\tblurred\r\n", "utf-8-sig")
     assert len(open_dataset(DataConfig("folder", str(root)), "train")) == 11
+
+
+def test_an_unknown_label_contradicts_no_other(root):
+    pytest.importorskip("image_classifier.tools.label_table")
+    for number in (0, 2):
+        shutil.copy(root / f"train/ant/{number}.jpg", root / f"{number}.jpg")
+    rows = ["train/ant/0.jpg,1,", "0.jpg,1,1", "train/ant/2.jpg,1,0", "2.jpg,1,1"]
+    rows += ["val/bee/13.jpg,0,1"]
+    splits = ",train\n".join([*rows[:4], ""]) + rows[4] + ",val\n"
+    (root / "labels.csv").write_text("path,ant,bee,split\n" + splits)
+    data = DataConfig("folder", str(root), labels="labels.csv", columns=("label=ant", "label=bee"))
+    report = root.parent / "check.json"
+    assert checking.check(data, (), str(report), False) == 1
+    found = json.loads(report.read_text("ascii"))["findings"]
+    assert names(found["conflicts"]) == [{"train/ant/2.jpg", "2.jpg"}]
+    assert names(found["duplicates"]) == [{"train/ant/0.jpg", "0.jpg"}]
+
+
+def test_a_split_of_one_color_stays_serious_as_no_list_mends_it(tmp_path):
+    write_split(tmp_path / "photos", SPOILT["white"])
+    assert main(["check", "--data.root", str(tmp_path / "photos"), "--quarantine"]) == 1
+
+
+def test_a_name_with_a_backslash_is_left_out_by_the_list(root):
+    (root / "train/ant/a\\b.jpg").touch()
+    assert main(["check", "--data.root", str(root), "--quarantine"]) == 0
+    assert "train/ant/a\\\\b.jpg\t" in (root.parent / "photos.cache/quarantine.txt").read_text()
+    assert len(open_dataset(DataConfig("folder", str(root)), "train")) == 12
+
+
+def test_an_image_in_all_splits_stays_in_the_test_alone(root):
+    (root / "test/ant").mkdir(parents=True)
+    (root / "test/bee").mkdir()
+    for place in ("val/ant/0.jpg", "test/ant/0.jpg"):
+        shutil.copy(root / PICTURE, root / place)
+    shutil.copy(root / "train/bee/1.jpg", root / "test/bee/9.jpg")
+    assert main(["check", "--data.root", str(root), "--quarantine-all"]) == 0
+    listed = (root.parent / "photos.cache/quarantine.txt").read_text().splitlines()
+    said = "a duplicate is in test: test/"
+    assert [line.split("\t") for line in listed] == [
+        [PICTURE, f"{said}ant/0.jpg"],
+        ["train/bee/1.jpg", f"{said}bee/9.jpg"],
+        ["val/ant/0.jpg", f"{said}ant/0.jpg"],
+    ]

@@ -6,17 +6,20 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import SMOKE, Forked
+from conftest import SMOKE, Forked, changed
 from safetensors import safe_open
 
 pytest.importorskip("image_classifier.tools.runs")
 
 from image_classifier.cli import main
-from image_classifier.config import DataConfig
-from image_classifier.data import DATASETS, open_dataset
+from image_classifier.config import Config, DataConfig
+from image_classifier.data import DATASETS, LEFT_OUT, open_dataset
 from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
+from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.cross_validate import cross_validate
+from image_classifier.tools.runs.recipe import Recipe
+from image_classifier.tools.runs.saved_runs import Run, SavedPredictions
 
 TOOLS = "image_classifier.tools"
 many_runs = pytest.importorskip(f"{TOOLS}.runs.many_runs")
@@ -106,3 +109,44 @@ def test_the_interval_of_folds_has_the_correction():
     found = statistics.mean_of(top1, grain=0.001, overlap=1 / 4)
     reach = 2.776445 * math.sqrt((1 / 5 + 1 / 4) * 0.00025)
     assert (found.low, found.high) == pytest.approx((0.92 - reach, 0.92 + reach))
+
+
+def pooled(photos, folder, monkeypatch, scores):
+    """What a cross-validation of 3 folds writes, whose runs say `ant` of all images but one."""
+    config = changed(
+        Config(), data__name="folder", data__root=str(photos / "train"), run__dir=str(folder)
+    )
+    runs = []
+    for number, fold in enumerate(cross_validate.open_folds(config.data, 3)):
+        predicted = torch.zeros(len(fold), dtype=torch.int32)
+        if not number:
+            predicted[fold.labels.argmin()] = LEFT_OUT  # an ant that can't be read
+        images = fold.fingerprint(), fold.file_digests()
+        found = SavedPredictions(predicted, fold.labels, *images, fold.classes, step=1)
+        knobs = flatten(config)
+        scored = scores[number], 0.5, number + 1.0
+        runs.append(Run(folder, 0, "done", knobs, "loss", *scored, 1, 1, found))
+    monkeypatch.setattr(cross_validate, "train_all", lambda *_: runs)
+    monkeypatch.setattr(cross_validate, "check_run", lambda *_: None)
+    folder.mkdir()
+    cross_validate.cross_validate(Recipe("folder", config, {}, at_once=1), 3)
+    sizes = [len(run.predictions.target) for run in runs]
+    return json.loads((folder / "results.json").read_text()), sizes
+
+
+def test_scores_of_all_folds_are_of_their_images_and_the_interval_is_corrected(
+    photos, tmp_path, monkeypatch, capsys
+):
+    found, sizes = pooled(photos, tmp_path / "a", monkeypatch, (1.0, 2.0, 3.0))
+    assert sum(sizes) == 12
+    assert len({*sizes}) > 1  # else each fold would count alike
+    loss = sum((number + 1) * size for number, size in enumerate(sizes)) / 12
+    said = capsys.readouterr().out
+    assert f"loss {loss:.4f}" in said
+    assert "  ant 100.00%\n" in said
+    assert "  bee   0.00%\n" in said
+    assert found["pooled_top1"] == 5 / 11  # of those that were read
+    reach = 4.302653 * math.sqrt(1 / 3 + 1 / 2)  # Nadeau and Bengio (2003)
+    assert found["loss"]["low"] == pytest.approx(2 - reach)
+    found, _ = pooled(photos, tmp_path / "b", monkeypatch, (2.0, 2.0, 2.0))
+    assert found["loss"]["high"] - found["loss"]["low"] > 1  # equal by chance

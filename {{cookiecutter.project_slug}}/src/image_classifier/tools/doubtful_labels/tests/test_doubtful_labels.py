@@ -314,3 +314,12 @@ def test_the_folds_of_a_cross_validation_are_ranked_also_without_saved_probabili
     assert "are too many to rank: cross-validate with more folds" in refusal(
         "doubtful-labels", trained
     )
+
+
+def test_names_in_the_table_are_no_formulas(root):
+    (root / "ant").rename(root / "=ant")
+    runs = write_runs(root, knows)
+    assert main(["doubtful-labels", str(runs)]) == 0
+    rows = rows_of(runs)
+    assert {row["path"].rpartition("/")[0] for row in rows} == {"./=ant", "bee"}
+    assert {row["label"] for row in rows} == {row["predicted"] for row in rows} == {"'=ant", "bee"}

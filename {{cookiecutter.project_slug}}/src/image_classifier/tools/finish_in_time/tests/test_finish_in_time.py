@@ -9,6 +9,7 @@ from test_time_limit import tick
 
 from image_classifier.errors import UserError
 from image_classifier.runtime import consensus
+from image_classifier.runtime.launch import RESTART_COUNTS
 from image_classifier.tools.finish_in_time import limit
 from image_classifier.train import train
 
@@ -58,3 +59,17 @@ def test_images_that_grow_cannot_finish_in_time(config):
     growing = changed(config, run__max_minutes=1, augment__min_size=16)
     with pytest.raises(UserError, match=r"--run.finish-in-time needs .*--augment.min-size 0"):
         changed(growing, run__finish_in_time=True)
+
+
+def test_the_time_of_all_starts_and_of_the_last_evaluation_counts(monkeypatch):
+    monkeypatch.delenv(RESTART_COUNTS[0], raising=False)
+    monkeypatch.setattr(limit, "seconds_since_start", lambda: 10.0)
+    deadline = limit.Deadline(100.0, seconds_before=60.0)
+    assert deadline.read() == (0, 700_000)
+    deadline.evaluation_seconds = 20.0
+    assert deadline.read() == (0, 875_000)
+
+
+def test_a_schedule_never_goes_back_behind_its_steps():
+    deadline = limit.Deadline(100.0, seconds_before=30.0)
+    assert [deadline.place(step, 100) for step in (10, 50)] == [30, 50]

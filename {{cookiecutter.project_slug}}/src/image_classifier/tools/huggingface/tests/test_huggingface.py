@@ -280,3 +280,22 @@ def test_a_part_without_rows_is_named(tmp_path):
     root = save(tmp_path / "own", kinds, train=rows, validation=rows_with_paths([]))
     with pytest.raises(UserError, match="own/validation' has no rows: add some, or leave it out"):
         opened(root)
+
+
+def test_a_dataset_has_no_rows_of_other_folders(saved, tmp_path):
+    root = Path(shutil.copytree(saved, tmp_path / "own"))
+    state = json.loads((root / "train/state.json").read_text())
+    (file,) = state["_data_files"]
+    (root / "train" / file["filename"]).rename(tmp_path / "outside.arrow")
+    state["_data_files"] = [{"filename": "../../outside.arrow"}]
+    (root / "train/state.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match=r"outside\.arrow' is not in its folder"):
+        opened(root)
+
+
+def test_names_without_a_type_are_the_classes_of_training_in_each_split(tmp_path):
+    kinds = {"image": library.Image(), "label": library.Value("string")}
+    rows = {"image": [IMAGE] * 2, "label": ["ant", "bee"]}
+    few = {"image": [IMAGE], "label": ["bee"]}
+    source = opened(save(tmp_path / "own", kinds, train=rows, validation=few), "val")
+    assert (source.classes, source.labels.tolist()) == (("ant", "bee"), [1])

@@ -215,3 +215,15 @@ def test_one_column_of_yes_and_no_may_be_two_classes(opened):
     alone = opened([["path", "bad one"], [1, 1], [2, 0]])
     with pytest.raises(UserError, match=r"column bad one, .* --data.columns 'label=bad one'"):
         alone.fitted("single-label", "train")
+
+
+def test_a_wrong_cell_of_a_large_parquet_table_is_named_by_its_row(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    count = 2**16 + 9  # of which a batch has 2**16
+    folds = ["0"] * (count - 2) + ["x", "0"]
+    columns = {"path": ["1.jpg"] * count, "label": ["a"] * count, "fold": folds}
+    parquet.write_table(arrow.table(columns), tmp_path / "labels.parquet")
+    data = DataConfig("folder", str(tmp_path), labels="labels.parquet")
+    with pytest.raises(UserError, match=f"row {count - 1}: fold 'x' should be 0, 1, 2"):
+        open_dataset(data, "train")

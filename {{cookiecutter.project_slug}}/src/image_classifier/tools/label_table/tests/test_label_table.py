@@ -383,3 +383,22 @@ def test_a_table_trains_as_its_folder_and_resumes_from_the_same_labels_only(on_p
 
 def test_a_table_alone_says_that_the_images_are_ones_own():
     assert take_preset(["--data.labels", "labels.csv"], "shapes")[0] == "finetune"
+
+
+def test_groups_are_those_of_their_rows_where_others_are_for_the_test(tmp_path):
+    pytest.importorskip("image_classifier.tools.holdout")
+    rows = [(f"t{n}.jpg", f"t{n}", "test") for n in range(6)]
+    rows += [(f"{n}.jpg", f"p{n // 4}", "train") for n in range(40)]
+    lines = [f"{name},{'ab'[n % 2]},{split},{group}" for n, (name, group, split) in enumerate(rows)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label,split,group", *lines, ""]))
+    for name, _, _ in rows:
+        (tmp_path / name).touch()
+    group_of = {name: group for name, group, _ in rows}
+    sides = []
+    for split in ("train", "val"):
+        data = DataConfig("folder", str(tmp_path), labels="labels.csv", val_fraction=0.3)
+        paths = open_dataset(data, split).paths
+        sides.append({group_of[paths.relative(n).decode()] for n in range(len(paths))})
+    assert sides[1]
+    assert not sides[0] & sides[1]
+    assert len(sides[0] | sides[1]) == 10

@@ -8,12 +8,14 @@ import pytest
 import torch
 from conftest import changed
 from test_order import opened
+from torch.nn.functional import one_hot
 
-from image_classifier.config import AugmentConfig
+from image_classifier.config import AugmentConfig, OptimConfig
 from image_classifier.data import LEFT_OUT, Augmented
 from image_classifier.errors import UserError
 from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.distributed import World
+from image_classifier.tasks import TASKS
 from image_classifier.tools.mixup.batches import (
     mix_several,
     mixup_cutmix,
@@ -26,9 +28,7 @@ def test_labels_are_mixed_as_the_images_are(knobs):
         # An image of class c has the value c everywhere, so the share of a value can be counted.
         labels, images = torch.arange(4), torch.arange(4.0).view(4, 1, 1, 1).repeat(1, 3, 12, 12)
         mix = partial(mixup_cutmix, augment=AugmentConfig(**knobs), num_classes=4)
-        batch = Augmented(images.clone(), labels, weights=torch.arange(4.0))
-        mixed, targets, weights = mix(batch, chance=random.Random(seed))
-        torch.testing.assert_close(weights, targets @ torch.arange(4.0))
+        mixed, targets, _ = mix(Augmented(images.clone(), labels), chance=random.Random(seed))
         one_unread = Augmented(images, torch.tensor([0, 1, 2, LEFT_OUT]))
         _, of_some, _ = mix(one_unread, chance=random.Random(seed))
         assert torch.equal(of_some, targets * (torch.arange(4) < 3))
@@ -36,6 +36,37 @@ def test_labels_are_mixed_as_the_images_are(knobs):
         torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), targets @ torch.arange(4.0))
         assert (targets[:2, 2:] == 0).all()  # pairs are neighbors
         assert torch.equal(targets, targets.T)  # of which each has the other's share
+
+
+@pytest.mark.parametrize("knobs", [{"mixup": 1.0}, {"cutmix": 1.0}])
+@pytest.mark.parametrize("is_multi_label", [False, True])
+def test_the_loss_of_a_mixed_image_is_the_mixed_loss_of_both(knobs, is_multi_label):
+    labels, weights = torch.tensor([0, 1, 2, 0]), torch.tensor([0.5, 3, 0, 2])
+    if is_multi_label:
+        labels = one_hot(labels).to(torch.int8)
+    optim = OptimConfig(label_smoothing=0.1)
+    loss_of = TASKS["multi-label" if is_multi_label else "single-label"].loss(optim, 4)
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    batch = Augmented(torch.rand(4, 3, 12, 12), labels)
+    for seed in range(5):
+        mix = partial(mixup_cutmix, augment=AugmentConfig(**knobs), num_classes=3)
+        # Which share is kept, by images that have the values 1 and 0.
+        halves = torch.tensor([1.0, 0, 1, 0]).view(4, 1, 1, 1).expand(4, 1, 12, 12).clone()
+        kept = mix(batch._replace(images=halves), chance=random.Random(seed)).images[0].mean()
+        mixed = mix(batch._replace(weights=weights), chance=random.Random(seed))
+        own = loss_of(logits, batch._replace(weights=weights))
+        others = [1, 0, 3, 2]
+        other = loss_of(logits, Augmented(batch.images, labels[others], weights[others]))
+        torch.testing.assert_close(loss_of(logits, mixed), kept * own + (1 - kept) * other)
+
+
+def test_images_of_weight_0_teach_nothing_when_they_are_mixed():
+    images, labels = torch.rand(4, 3, 12, 12), torch.arange(4)
+    batch = Augmented(images, labels, weights=torch.tensor([0.0, 1, 0, 0]))
+    _, targets, weights = mixup_cutmix(batch, AugmentConfig(mixup=1.0), 4, random.Random(0))
+    taught = (targets * weights[:, None]).sum(0)
+    assert taught[1] > 0
+    assert (taught[[0, 2, 3]] == 0).all()
 
 
 # At a corner of the image three quarters of the box are outside.

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from image_classifier.checkpoints import read_checkpoint
 from image_classifier.cli import main
 from image_classifier.config import Config
+from image_classifier.extensions import of_tools
 from image_classifier.presets import finetune
 from image_classifier.runtime.command_line import (
     parse,
@@ -29,6 +31,7 @@ for tool in ("config_file", "runs"):  # which it needs
 TOOL = "image_classifier.tools.model_card"
 yaml_lines = pytest.importorskip(f"{TOOL}.markup").yaml_lines
 origin = pytest.importorskip(f"{TOOL}.origin")
+facts = pytest.importorskip(f"{TOOL}.facts")
 
 NAMES = (
     *HOSTILE,
@@ -284,3 +287,40 @@ def test_of_several_labels_each_has_its_row(config):
         assert rows[name][1] == wilson(int((own & taken).sum()), int(own.sum()))
     right = int((found["target"] == found["predicted"]).all(1).sum())
     assert f"| all labels right | {wilson(right, len(found['target']))} |" in text
+
+
+def test_test_images_that_could_not_be_read_are_none_of_the_share():
+    parts = {"test": facts.Part(10, torch.tensor([5, 5]))}
+    known = SimpleNamespace(parts=parts, test_metrics={"top1": 0.5, "bad_images": 2})
+    assert facts.Facts.test_right.fget(known) == (4, 8)
+
+
+def test_a_card_has_the_metrics_of_the_weights_that_it_is_of(tmp_path):
+    row = {"step": 2, "val/top1": 0.75}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "status.json").write_text('{"result": {"step": 4, "val/top1": 0.5}}')
+    run = SimpleNamespace(metric="top1", predictions=SimpleNamespace(step=2))
+    assert facts.best_metrics(tmp_path, run) == row
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("https://me:secret@host:8443/shards?signature=secret", "shards"),
+        ("https://host/a?x=/y/z", "a"),
+        ("https://me:secret@host", "host"),
+        ("https://me:secret@host:8443/", "host"),
+        ("/home/me/photos/", "photos"),
+        ("photos/cats", "photos/cats"),
+    ],
+)
+def test_no_address_tells_who_may_read_there(path, told):
+    assert origin.public(path) == told
+
+
+def test_the_command_names_no_folder_of_the_teacher():
+    if "optim.teacher" not in of_tools():
+        pytest.skip("the tool distill is not here")
+    config = changed(Config(), optim__teacher="/home/me/teacher.pt")
+    assert "/home/me" not in origin.command_line(config)
+    assert "teacher.pt" in origin.command_line(config)

@@ -10,6 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from image_classifier.cli import main
+from image_classifier.tools.near_duplicates import copies
 from image_classifier.tools.near_duplicates.copies import (
     MAX_COPIES,
     group_copies,
@@ -138,3 +139,15 @@ def test_without_this_tool_check_finds_files_with_the_same_bytes(root, monkeypat
     with Image.open(root / PICTURE) as image:
         image.save(root / "val/bee/9.jpg", quality=50)
     assert names(check(root)["findings"]["leaks"]) == [{PICTURE, "val/ant/same.jpg"}]
+
+
+def test_pairs_are_the_same_however_many_are_compared_at_once(monkeypatch):
+    chance = torch.Generator().manual_seed(0)
+    hashes = torch.randint(2, (60, 64), generator=chance) * 2.0 - 1
+    copied = torch.randperm(60, generator=chance).view(30, 2)
+    hashes[copied[:, 1]] = hashes[copied[:, 0]]
+    expected = {tuple(sorted(pair)) for pair in copied.tolist()}
+    for rows in (60, 7, 1):
+        monkeypatch.setattr(copies, "BLOCK", rows * len(hashes))
+        found = copies.nearest_pairs(hashes).tolist()
+        assert sorted(map(tuple, found)) == sorted(expected)

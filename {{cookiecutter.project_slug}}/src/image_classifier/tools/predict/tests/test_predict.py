@@ -372,3 +372,15 @@ def test_images_of_any_channels_are_predicted_as_in_evaluation(config, satellite
     logits = scores.predictions.probabilities.log() / best.decision.temperature
     expected = logits.softmax(1).amax(1)
     assert shares == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_a_command_that_resumes_counts_what_could_not_be_read_before(
+    run, photos, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "bad.jpg").write_bytes(b"")
+    words = (tmp_path / "bad.jpg", photos / "train", "--out", tmp_path / "x.csv")
+    with monkeypatch.context() as patch:
+        patch.setattr(output.Output, "finish", Mock(side_effect=KeyboardInterrupt))
+        assert predict(run, *words) == 130
+    assert predict(run, *words) == 0
+    assert "1 of 13 files cannot be read" in capsys.readouterr().err

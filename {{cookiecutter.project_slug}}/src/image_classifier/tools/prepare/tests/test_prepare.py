@@ -270,3 +270,60 @@ def test_images_of_any_channels_and_16_bits_are_prepared_as_they_are(satellite, 
         expected = resize(expected, *(round(scale * side) for side in expected.shape[:2]))
         assert torch.equal(source.read(index), expected)
     assert "its images have 5 channels of 16 bits" in opened(root, channels=5).notes[-1]
+
+
+def test_jpegs_of_a_lower_quality_are_smaller(root):
+    sizes = []
+    for quality in ("90", "20"):
+        assert prepare(root, "--format", "jpeg", "--quality", quality) == 0
+        assert opened(root).recipe.startswith(f"JPEG of quality {quality},")
+        sizes.append(sum(map(len, contents(root).values())))
+    assert sizes[1] < 0.7 * sizes[0]
+
+
+def test_only_the_splits_that_are_named_are_prepared(root):
+    assert prepare(root, "--splits", "val") == 0
+    assert {path.name for path in (root.parent / "photos.cache").iterdir()} == {"val"}
+
+
+def test_a_file_that_changes_as_it_is_prepared_is_read_anew(root, monkeypatch):
+    encode = writing.encode
+
+    def changing(files, number, recipe):
+        found = encode(files, number, recipe)
+        os.utime(root / "train/bee/5.jpg", (0, 0))
+        return found
+
+    monkeypatch.setattr(writing, "encode", changing)
+    assert prepare(root) == 0
+    assert "its images were prepared from other files" in opened(root).notes[-1]
+
+
+def test_images_of_just_the_size_of_training_are_used(root):
+    assert prepare(root) == 0
+    assert opened(root, image_size=48).recipe == "raw, shorter side 48"
+
+
+def test_an_end_in_the_midst_of_another_size_leaves_no_images_of_two(root, monkeypatch):
+    assert prepare(root) == 0
+    write = writing.write_shard
+
+    def only_first(path, *words):
+        if path.name != "images-00000.safetensors":
+            raise OSError(28, "No space left on device")
+        write(path, *words)
+
+    monkeypatch.setattr(writing, "write_shard", only_first)
+    assert prepare(root, "--side", "40") != 0
+    assert "`prepare` did not finish" in opened(root).notes[-1]
+    assert min(opened(root).read(0).shape[:2]) > 48  # of the file
+
+
+def test_folds_take_no_images_that_another_split_has_in_another_size(root):
+    root /= "train"
+    assert prepare(root) == 0
+    assert prepare(root, "--splits", "val", "--side", "40") == 0
+    data = DataConfig(name="folder", root=str(root), fold=1)
+    source = open_dataset(data, "train")
+    assert not source.recipe
+    assert "prepared from other files" in source.notes[-1]

@@ -16,6 +16,7 @@ from image_classifier.runtime.config_dict import (
     to_save,
     unflatten,
 )
+from image_classifier.tools.progressive_resizing.crops import side_at
 from image_classifier.train import train
 
 gpu = test_fake_gpu.gpu  # a fixture
@@ -66,3 +67,7 @@ def test_configs_of_before_are_read(config):
     assert "augment.min_size" not in to_save(config)
     assert unflatten(to_save(config) | {"augment.min_size": 0}) == config
     assert not is_used("augment.min_size", 0)  # so it is read where this tool has gone
+
+
+def test_large_images_grow_by_32_pixels_and_small_ones_by_4():
+    assert [side_at(0.74, 64, most) for most in (128, 124)] == [96, 80]

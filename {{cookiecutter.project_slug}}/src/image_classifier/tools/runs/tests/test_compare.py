@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from image_classifier.cli import main
 from image_classifier.config import Config
 from image_classifier.data import PathList, Source
+from image_classifier.extensions import of_tools
 from image_classifier.metrics.predictions import Predictions
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.runs.saved_runs import (
@@ -211,3 +212,17 @@ def test_damaged_files_of_a_run_are_left_out_or_refused_in_a_line(damaged, tmp_p
         code = main(["compare", a, b])
         assert capsys.readouterr().err.count("\n") == (code == 2)
         assert code == (2 if name == "config.json" else 0)
+
+
+def test_only_seeds_that_both_have_are_compared(tmp_path, capsys):
+    a = [write_run(tmp_path / f"a/{n}", 850 + 20 * n, seed=n) for n in range(3)]
+    b = [write_run(tmp_path / f"b/{n}", 860 + 21 * n, seed=n, lr=0.1) for n in (1, 2, 3)]
+    assert "B is better by 1.15 points" in (text := "\n".join(said(capsys, *a, *b)))
+    assert ", 2 seeds)" in text
+
+
+def test_what_a_last_layer_begins_with_is_part_of_a_recipe(tmp_path, capsys):
+    if "run.init_head" not in of_tools():
+        pytest.skip("the tool linear-probe is not here")
+    a, b = (write_run(tmp_path / head, 900, run__init_head=head) for head in ("probe", "zero"))
+    assert "B against A: run.init_head 'probe' -> 'zero'" in said(capsys, a, b)

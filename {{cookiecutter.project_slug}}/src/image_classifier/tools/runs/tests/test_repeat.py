@@ -22,7 +22,7 @@ from image_classifier.data import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.errors import EXIT_RESTART
 from image_classifier.runtime.config_dict import flatten
-from image_classifier.tools.runs import many_runs
+from image_classifier.tools.runs import child_runs, many_runs
 from image_classifier.tools.runs.child_runs import wait_until_free
 from image_classifier.tools.runs.recipe import Recipe
 from image_classifier.tools.statistics import statistics
@@ -248,3 +248,14 @@ def test_the_interval_of_a_mean_is_students():
     assert same.high - same.low > 0.1
     kappas = statistics.mean_of([-0.2, -0.1], grain=0.001, is_share=False)
     assert kappas.low < -0.2  # only a share of 1 ends at 0
+
+
+def test_a_run_of_several_knows_nothing_of_the_ranks_of_others(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(child_runs.subprocess, "Popen", lambda _, **how: started.append(how))
+    for name in ("RANK", "WORLD_SIZE", "RUN_BEGAN", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "1")
+    child_runs.start_run(["smoke"], tmp_path / "out.txt", OMP_NUM_THREADS="3")
+    environment = started[0]["env"]
+    assert not [name for name in environment if name.startswith(child_runs.FOREIGN)]
+    assert environment["OMP_NUM_THREADS"] == "3"

@@ -27,8 +27,8 @@ def root(photos, tmp_path):
     return Path(shutil.copytree(photos, tmp_path / "photos"))
 
 
-def prepare(root):
-    return main(["prepare", "--data.root", str(root), "--format", "tar"])
+def prepare(root, *words):
+    return main(["prepare", "--data.root", str(root), "--format", "tar", *words])
 
 
 def members(path):
@@ -172,3 +172,23 @@ def test_a_kill_between_two_splits_leaves_no_dataset_of_one(root, monkeypatch):
         open_dataset(tar, "val")
     assert prepare(root) == 0
     assert len(open_dataset(tar, "val")) == 4
+
+
+def test_images_with_weights_are_kept_in_no_shard(tmp_path):
+    pixels = torch.zeros((2, 9, 8, 3), dtype=torch.uint8)
+    source = Source(torch.tensor([0, 1]), ("ant", "bee"), pixels, weights=torch.tensor([1.0, 2.0]))
+    with pytest.raises(UserError, match="images with weights or unknown labels"):
+        shards.write_shards(source, ("train",), tmp_path)
+
+
+def test_shards_follow_labels_and_names_that_change_in_a_table(root):
+    pytest.importorskip("image_classifier.tools.label_table")
+    names = [f"train/{('ant', 'bee')[n % 2]}/{n}.jpg" for n in range(4)]
+    tar = DataConfig("tar", str(root.parent / "photos.cache/tar"))
+    for labels in ("abab", "abba", "acca"):
+        rows = [f"{name},{label},train" for name, label in zip(names, labels, strict=True)]
+        rows += [f"val/ant/12.jpg,{label},val" for label in "a"]
+        (root / "labels.csv").write_text("\n".join(["path,label,split", *rows, ""]))
+        assert prepare(root, "--data.labels", str(root / "labels.csv")) == 0
+        source = open_dataset(tar, "train")
+        assert "".join(source.classes[n] for n in source.labels.tolist()) == labels

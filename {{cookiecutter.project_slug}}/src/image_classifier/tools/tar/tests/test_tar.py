@@ -17,10 +17,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest.mock import Mock
 
+import fsspec
 import numpy as np
 import pytest
 import torch
 from conftest import after_each_step, changed, run_alone, train_until
+from PIL import Image
 
 from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.config import DataConfig
@@ -599,3 +601,22 @@ def test_a_run_from_a_server_ends_as_from_files(served, packed, on_photos, tmp_p
     train(config)
     train(local)
     assert_same(weights(config), weights(local))
+
+
+def test_an_image_is_that_of_its_own_number_whatever_was_fetched_ahead(tmp_path):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as shard:
+        for number in range(20):
+            file = io.BytesIO()
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(file, "PNG")
+            entry = tarfile.TarInfo(f"ant/{number:02}.png")
+            entry.size = file.tell()
+            shard.addfile(entry, io.BytesIO(file.getvalue()))
+    for split in ("train", "val"):
+        fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/{split}-0.tar", content.getvalue())
+    data = DataConfig("tar", f"memory://{tmp_path.name}", cache=str(tmp_path))
+    source = open_dataset(data, "train")
+    some = source.thinned(5)
+    before = [int(some.read(number)[0, 0, 0]) for number in range(5)]
+    source.file_digests()  # which fetches ahead
+    assert [int(some.read(number)[0, 0, 0]) for number in range(5)] == before
