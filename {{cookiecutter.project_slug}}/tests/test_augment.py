@@ -17,6 +17,7 @@ from image_classifier.data import (
     crops,
     shift_and_flip,
 )
+from image_classifier.data.crops import place_box
 from image_classifier.data.loader import EvalData
 from image_classifier.errors import UserError
 from image_classifier.precision import Precision
@@ -152,3 +153,7 @@ def test_normalized_pixels_have_mean_0_and_deviation_1():
     normal = Normalize(SOURCE, 12, PRECISION)(IMAGES.permute(0, 3, 1, 2)).transpose(0, 1).flatten(1)
     torch.testing.assert_close(normal.mean(1), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(normal.std(1), torch.ones(3), atol=1e-4, rtol=0)
+
+
+def test_a_box_is_placed_by_a_draw_for_each_side():
+    assert place_box([[0.2, 0.2]], [0.0, 0.99], 50, 50) == (0, 40, 10, 10)

@@ -1,9 +1,11 @@
 """Images of any number of channels and of 16 bits: read, fitted, moved, measured and learned."""
 
+import contextlib
 import io
 import signal
 import struct
 import zlib
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -42,7 +44,8 @@ from image_classifier.data import (
 )
 from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.source import Source
-from image_classifier.data.loader import TrainData
+from image_classifier.data.loader import EvalData, TrainData
+from image_classifier.data.samples import Samples
 from image_classifier.errors import UserError
 from image_classifier.models import build_model, models_by_name
 from image_classifier.preprocess import Normalize
@@ -284,3 +287,20 @@ def test_deep_images_are_normalized_by_their_range():
     (view, _), *_ = Normalize(source, 16, fp32, AugmentConfig(tta="flip")).views(images)
     torch.testing.assert_close(view.mean((0, 2, 3)), torch.zeros(5), atol=1e-4, rtol=0)
     torch.testing.assert_close(view.std((0, 2, 3), correction=0), torch.ones(5), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("fit", ["crop", "squash", "pad"])
+@pytest.mark.parametrize("where", ["device", "stream"])
+def test_training_and_evaluation_fit_images_alike(on_photos, where, fit):
+    config = changed(on_photos, data__where=where, data__workers=0, data__fit=fit)
+    config = changed(config, augment=AugmentConfig(crop="none", flip="none"))
+    source = open_dataset(config.data, "train")
+    expected = Samples(replace(source, mean=(0.485, 0.456, 0.406)), 32, fit=fit)
+    rows = source.empty(len(source), 32)
+    expected.fill(rows, 0, torch.arange(len(source)).numpy())
+    with contextlib.closing(TrainData(config, CPU)) as data:
+        for batch in data.batches(0, 3):
+            assert torch.equal(batch.images.permute(0, 2, 3, 1), rows[batch.indices])
+    with contextlib.closing(EvalData(config.data, "train", CPU)) as data:
+        images = torch.cat([batch.images.clone() for batch in data.batches()])
+    assert torch.equal(images.permute(0, 2, 3, 1), rows)

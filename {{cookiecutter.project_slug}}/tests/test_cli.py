@@ -16,14 +16,16 @@ from conftest import changed, logged, options_of
 
 from image_classifier import train
 from image_classifier.cli import commands, main
+from image_classifier.config import Config
 from image_classifier.errors import UserError
 from image_classifier.presets import PRESETS, smoke
 from image_classifier.runtime.command_line import (
     check_flags,
     summary,
     take_preset,
+    value_of,
 )
-from image_classifier.runtime.config_dict import unflatten
+from image_classifier.runtime.config_dict import flatten, unflatten
 
 
 def test_help_comes_at_once_and_names_presets(tmp_path):
@@ -163,3 +165,12 @@ def test_a_run_folder_says_what_it_is(tmp_path, monkeypatch):
     for library in ("numpy", "pillow", "simplejpeg", "torchvision"):
         assert environment[library] == metadata.version(library)
     assert logged(folder)[-2].keys() >= {"step", "epoch", "train/loss", "train/images_per_second"}
+
+
+def test_values_that_look_like_flags_are_values_when_a_config_is_read_again():
+    config = changed(Config(), run__dir="-run", data__root="--help-me")
+    assert unflatten(flatten(config)) == config
+
+
+def test_of_a_flag_that_is_given_twice_the_last_counts():
+    assert value_of(["--epochs", "3", "--epochs=5"], "--epochs") == "5"

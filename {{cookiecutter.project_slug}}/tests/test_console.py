@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from unittest.mock import Mock
 
 import pytest
 from conftest import SMOKE, run_alone
 
 from image_classifier.cli import commands, main
 from image_classifier.errors import EXIT_DONE, EXIT_FAULT
+from image_classifier.runtime.console import Progress, clock
+from image_classifier.tracking import logger
 
 FULL = "cannot write to standard output: No space left on device\n"
 CLOSED = "cannot write to standard output: Bad file descriptor"
@@ -60,3 +63,23 @@ def test_a_reader_that_has_seen_enough_ends_a_prediction_without_a_word(
     with os.fdopen(send, "w") as pipe, redirect_stdout(pipe):
         assert main(words.split()) == EXIT_FAULT
     assert capsys.readouterr().err == ""
+
+
+def test_progress_is_of_what_this_start_has_done(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("image_classifier.runtime.console.time.monotonic", lambda: now[0])
+    progress = Progress(1000, done=400)
+    now[0] = 5.0
+    progress.show(450)
+    now[0] = 20.0
+    progress.show(600)
+    assert capsys.readouterr().out == "600 of 1,000 images, 10 images/s, ETA 0:40\n"
+    assert [clock(seconds) for seconds in (59.6, 125, 3725)] == ["1:00", "2:05", "1:02:05"]
+
+
+def test_the_time_that_is_left_is_told_by_the_steps_of_this_start(monkeypatch):
+    monkeypatch.setattr(logger.time, "monotonic", lambda: 20.0)
+    log = Mock(began=10.0, start_step=90, total_steps=120)
+    log.place.return_value = ""
+    logger.RunLogger.show(log, 100, "")
+    assert log.say.call_args.args[0].endswith("ETA 0:20")

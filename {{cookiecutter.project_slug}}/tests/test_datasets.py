@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,11 +14,13 @@ from image_classifier.config import Config, DataConfig
 from image_classifier.data.cache_folder import cache_folder
 from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.paths import PathList
-from image_classifier.data.datasets.source import Source
+from image_classifier.data.datasets.source import Source, are_replaced
 from image_classifier.data.loader import EvalData, TrainData
-from image_classifier.data.splits import mean_and_std
+from image_classifier.data.splits import load_spread, mean_and_std
 from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
+
+CPU = World(torch.device("cpu"))
 
 LABELS, CLASSES = torch.arange(6) % 2, ("ant", "bee")
 PIXELS = torch.randint(256, (6, 9, 8, 3), generator=torch.Generator().manual_seed(0)).byte()
@@ -222,3 +225,34 @@ def test_a_few_of_images_whose_labels_alternate_are_of_all_classes():
         rare, tuple("abc"), pixels=torch.arange(10).byte().view(10, 1, 1, 1).repeat(1, 1, 1, 3)
     )
     assert len({*few.thinned(8).pixels[:, 0, 0, 0].tolist()}) == 8
+
+
+def test_a_few_images_are_spread_over_all():
+    pixels = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 8, 8, 3)
+    source = Source(torch.arange(8) % 2, CLASSES, pixels.contiguous())
+    few = load_spread(source, 4, DataConfig(image_size=8), Mock(), CPU)
+    assert few[:, 0, 0, 0].tolist() == [0, 2, 4, 6]
+
+
+def test_a_fingerprint_is_of_all_that_a_run_learns_from():
+    source = Source(LABELS, CLASSES, PIXELS)
+    others = {"labels": 1 - LABELS, "classes": ("ant", "cat"), "pixels": 255 - PIXELS}
+    others |= {"weights": torch.arange(6.0), "recipe": "prepared at 64 pixels"}
+    sources = [source, *(replace(source, **{name: value}) for name, value in others.items())]
+    assert len({one.fingerprint() for one in sources}) == 6
+
+
+def test_a_file_of_another_size_is_noticed_though_few_are_read(tmp_path):
+    for number in range(200):
+        (tmp_path / f"{number}.jpg").write_bytes(b"image")
+    paths = PathList(tmp_path, [f"{number}.jpg" for number in range(200)])
+    source = Source(torch.zeros(200).long(), ("ant",), paths=paths)
+    before = source.file_digests()
+    assert not are_replaced(before, source.file_digests())
+    (tmp_path / "1.jpg").write_bytes(b"another")  # of which the content is not read
+    assert are_replaced(before, source.file_digests())
+
+
+def test_a_few_of_images_keep_their_weights():
+    source = Source(LABELS, CLASSES, PIXELS, weights=torch.arange(6.0))
+    assert source.thinned(3).weights.tolist() == [0.0, 3.0, 4.0]

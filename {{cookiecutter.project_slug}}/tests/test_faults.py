@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import threading
 import time
 from copy import deepcopy
 from dataclasses import replace
@@ -26,13 +27,17 @@ from image_classifier.models.resnet9 import ResNet9
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime import consensus, launch
+from image_classifier.runtime.distributed import World
 from image_classifier.runtime.launch import attempt
 from image_classifier.runtime.out_of_memory import (
+    MicroBatch,
     OutOfMemoryError,
 )
-from image_classifier.runtime.signals import StoppedError
+from image_classifier.runtime.signals import Signals, StoppedError
 from image_classifier.tracking import logger
 from image_classifier.train import train
+
+CPU = World(torch.device("cpu"))
 
 
 def last(config):
@@ -356,3 +361,37 @@ def test_rows_that_a_full_disk_does_not_take_are_written_later(config, monkeypat
     assert steps == sorted(steps)
     assert set(steps[:4]) == {1, 2, 3, 4}
     assert "its rows are kept for later" in capsys.readouterr().out
+
+
+def test_the_first_of_several_signals_is_told():
+    with Signals() as noted:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert noted.number == signal.SIGTERM
+
+
+def test_a_run_in_a_thread_leaves_signals_to_the_program():
+    found = []
+
+    def work():
+        with Signals() as noted:
+            found.append(noted.number)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [0]
+
+
+def test_a_signal_in_the_last_step_does_not_keep_a_run_from_its_end(config, monkeypatch):
+    plant(monkeypatch, lambda step, loss: (step == 4 and os.kill(os.getpid(), 15)) or loss)
+    train(changed(config, epochs=1))
+    assert status(config)["state"] == "done"
+
+
+def test_a_micro_batch_that_did_not_fit_is_forgotten_by_a_run_that_starts_over(config):
+    Path(config.run.dir).mkdir()
+    Path(config.run.dir, "micro_batch.json").write_text('{"micro_batch": 4}')
+    assert MicroBatch(config, CPU).size == 4
+    assert MicroBatch(changed(config, run__fresh=True), CPU).size == 16
+    assert MicroBatch(changed(config, optim__accumulate=8), CPU).size == 2  # as asked for

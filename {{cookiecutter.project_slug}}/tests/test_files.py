@@ -1,15 +1,23 @@
 """Files beside a run that are damaged, or no files at all: it goes on without, or says so."""
 
 import json
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
+import pytest
 import torch
 from conftest import answers_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from image_classifier.checkpoints.pretrained import read_weights
+from image_classifier.runtime import files, run_dir
+from image_classifier.runtime.distributed import World
+from image_classifier.runtime.files import give_name, write_whole
 from image_classifier.train import train
+
+CPU = World(torch.device("cpu"))
 
 
 def test_a_run_goes_on_beside_what_is_damaged(finished, damaged):
@@ -37,3 +45,48 @@ def test_equal_runs_write_equal_bytes_and_older_files_are_read(finished, tmp_pat
     save_file(load_file(new), old, {name: json.dumps(value) for name, value in about.items()})
     for path in (new, old):
         assert read_weights(path).classes == tuple(about["classes"])
+
+
+def test_a_file_that_could_not_be_written_leaves_the_old_one_alone(tmp_path):
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "a", Mock(side_effect=KeyboardInterrupt))
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_second_name_replaces_a_file_at_once(tmp_path, monkeypatch, has_links):
+    if not has_links:
+        monkeypatch.setattr(Path, "hardlink_to", Mock(side_effect=OSError("no links")))
+    monkeypatch.setattr(Path, "unlink", None)  # there is no moment without a file
+    (tmp_path / "new").write_text("new")
+    (tmp_path / "best").write_text("old")
+    give_name(tmp_path / "new", tmp_path / "best")
+    assert (tmp_path / "best").read_text() == (tmp_path / "new").read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == ["best", "new"]
+
+
+def test_where_files_can_not_be_locked_a_run_goes_on_with_a_warning(config, monkeypatch, capsys):
+    monkeypatch.setattr(files.platform, "lock", Mock(side_effect=OSError("not supported")))
+    with run_dir.open_run(config, CPU):
+        pass
+    assert "can't be locked: start no second run in it" in capsys.readouterr().out
+
+
+def test_a_run_that_starts_over_leaves_no_result_of_the_one_before(config):
+    folder = Path(config.run.dir)
+    folder.mkdir()
+    for name in run_dir.WRITTEN:
+        (folder / name).touch()
+    run_dir.clear_run(folder, CPU)
+    assert "test.json" in run_dir.WRITTEN
+    assert os.listdir(folder) == [run_dir.BAD_IMAGES]
+
+
+def test_a_lock_names_its_last_holder_alone(config):
+    for _ in range(2):
+        with run_dir.open_run(config, CPU):
+            said = Path(config.run.dir, ".lock").read_text()
+        Path(config.run.dir, "kept").touch()
+    assert said.count("process") == 1

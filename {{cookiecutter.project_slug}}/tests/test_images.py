@@ -19,6 +19,7 @@ from conftest import read_image
 from PIL import Image, ImageOps, PngImagePlugin
 
 from image_classifier.data import decode
+from image_classifier.data.decode import MAX_PIXELS, check_size, decode_image
 
 FUZZED = int(os.environ.get("FUZZED_IMAGES", "200"))
 SECONDS, PEAK_BYTES = 0.2, 200e6  # that a file may take
@@ -316,3 +317,16 @@ def test_damaged_files_are_read_or_refused_alike_by_both_decoders(tmp_path, monk
             reasons.append(str(error))
     assert FUZZED / 3 < len(reasons) < FUZZED
     assert all(reason.isprintable() for reason in reasons)
+
+
+def test_an_image_that_is_transparent_all_over_is_shown():
+    file = io.BytesIO()
+    Image.new("RGBA", (4, 4), (200, 100, 50, 0)).save(file, "PNG")
+    assert decode_image(file.getvalue())[0, 0].tolist() == [200, 100, 50]
+
+
+def test_images_of_many_channels_may_have_fewer_pixels():
+    check_size(1, MAX_PIXELS)
+    check_size(1, MAX_PIXELS // 4, channels=12)
+    with pytest.raises(ValueError, match="more than 16,000,000"):
+        check_size(1, MAX_PIXELS // 4 + 1, channels=12)

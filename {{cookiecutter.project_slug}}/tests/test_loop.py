@@ -1,10 +1,12 @@
 """The loop never waits for the device, and divides a batch without changing its gradients."""
 
+import contextlib
 import os
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 from weakref import WeakSet
 
 import pytest
@@ -27,12 +29,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from image_classifier import train as train_module
 from image_classifier.checkpoints import saving as checkpoint
 from image_classifier.config import OPTIMIZERS
-from image_classifier.data import Augmented
+from image_classifier.data import Augmented, loader
+from image_classifier.data.loader import TrainData
 from image_classifier.optim import (
     build_optimizer,
     build_schedule,
 )
 from image_classifier.precision import Precision
+from image_classifier.runtime.distributed import World
 from image_classifier.runtime.seeding import seed_everything
 from image_classifier.tasks import Loss
 from image_classifier.tracking import logger
@@ -284,3 +288,22 @@ def test_each_micro_batch_has_the_weights_of_its_images(config):
     precision = Precision("fp32", config.compute, config.optim, CPU)
     train_module.train_step(model, batch, Loss(loss_fn), precision, 2)
     assert given == [([0, 1], [0, 5]), ([2, 3], [10, 15]), ([4], [20])]
+
+
+def test_each_step_of_each_rank_draws_anew_for_its_layers(config, monkeypatch):
+    monkeypatch.setattr(train_module, "seed_layers", seeded := Mock())
+    third = World(CPU, rank=2)
+    with contextlib.closing(TrainData(config, World(CPU))) as data:
+        training = train_module.Training(changed(config, seed=7), third, data, 16)
+        training.begin()
+        for loaded in data.batches(0, 2):
+            training.step(loaded, 0.1, 16)
+    assert [call.args[:3] for call in seeded.call_args_list] == [(7, 0, 2), (7, 1, 2)]
+
+
+def test_waiting_is_counted_over_all_batches(config, monkeypatch):
+    ticks = iter(range(100))
+    with contextlib.closing(TrainData(config, World(CPU))) as data:
+        monkeypatch.setattr(loader.time, "perf_counter", lambda: next(ticks))
+        list(data.batches(0, 3))
+    assert data.waited_seconds == 4  # the end is waited for, too

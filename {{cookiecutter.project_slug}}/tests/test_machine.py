@@ -1,5 +1,6 @@
 """Cores, memory and number format are the machine's; without a usable GPU it says why."""
 
+import contextlib
 import errno
 import os
 import re
@@ -9,20 +10,25 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import changed
+from test_datasets import CLASSES, LABELS, PIXELS
 
 from image_classifier import precision, settle
 from image_classifier.config import ComputeConfig, DataConfig
 from image_classifier.data import (
     autotune,
+    loader,
     open_dataset,
     samples,
     worker_count,
 )
+from image_classifier.data.autotune import common_side
+from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import EvalData
+from image_classifier.data.samples import Samples
 from image_classifier.data.splits import load_spread
 from image_classifier.errors import UserError
 from image_classifier.runtime import distributed, machine
-from image_classifier.runtime.distributed import choose_device
+from image_classifier.runtime.distributed import World, choose_device
 from image_classifier.runtime.launch import attempt
 
 CPU = torch.device("cpu")
@@ -208,3 +214,58 @@ def test_images_that_are_enlarged_take_the_memory_of_their_new_size(config):
     where, why = autotune.choose_where(data, config.augment, source, distributed.World(CPU))
     megabytes = len(source) * 3 * 64**2 / 2**20
     assert (where, why) == ("device", f"{len(source):,} images of 64 x 64 take {megabytes:,.0f} MB")
+
+
+def test_validation_images_that_take_too_much_memory_are_streamed(on_photos, monkeypatch):
+    data = replace(on_photos.data, where="device", workers=0)
+    whole = EvalData(data, "val", distributed.World(CPU))
+    monkeypatch.setattr(loader, "fits_memory", lambda *_: False)
+    with contextlib.closing(EvalData(data, "val", distributed.World(CPU))) as streamed:
+        assert streamed.loader is not None
+        for one, other in zip(whole.batches(), streamed.batches(), strict=True):
+            assert torch.equal(one.images, other.images)
+
+
+def test_images_are_where_the_memory_of_every_rank_suffices(config, monkeypatch):
+    source = open_dataset(config.data, "train")
+    gpu = World(torch.device("cuda", 0))
+    free = {"cuda": 2**40, "cpu": 2**40}
+    monkeypatch.setattr(autotune, "device_memory_bytes", lambda device: free[device.type])
+
+    monkeypatch.setattr(World, "all_true", lambda _, holds: holds)
+
+    def where():
+        return autotune.choose_where(config.data, config.augment, source, gpu)[0]
+
+    assert where() == "device"
+    free["cuda"] = 0
+    assert where() == "host"
+    free["cpu"] = 0
+    assert where() == "stream"
+    free |= {"cuda": 2**40, "cpu": 2**40}
+    monkeypatch.setattr(World, "all_true", lambda *_: False)  # another rank has less
+    assert where() == "stream"
+
+
+def test_ranks_on_a_machine_share_the_memory_for_batches(on_photos, monkeypatch):
+    data = replace(on_photos.data, workers=1)
+    samples = Samples(open_dataset(data, "train"), 32)
+    batches = 10 * 4 * 3 * 32**2 / autotune.SLOTS_SHARE
+    monkeypatch.setattr(autotune, "host_memory_bytes", lambda: batches)
+    alone, four = (distributed.World(CPU, local_size=n) for n in (1, 4))
+    slots = [len(autotune.open_loader(samples, data, w, Mock())[0].images) for w in (alone, four)]
+    assert slots == [5, 2]
+
+
+def test_images_that_are_no_squares_have_no_side_in_common():
+    square = Source(LABELS, CLASSES, PIXELS[:, :8])
+    assert [common_side(source) for source in (square, Source(LABELS, CLASSES, PIXELS))] == [
+        8,
+        None,
+    ]
+
+
+def test_a_batch_may_be_of_all_images():
+    autotune.check_batch_size(12, 12, 2, 3)
+    with pytest.raises(UserError, match="is more than there are training images: 12"):
+        autotune.check_batch_size(18, 12, 2, 3)

@@ -17,18 +17,22 @@ from conftest import (
     run_ranks,
     untrained_run,
 )
+from test_datasets import CLASSES, LABELS
 from test_resume import assert_same
 from torch import nn
 from torch.testing import assert_close
 
 from image_classifier import evaluate as evaluation
 from image_classifier.checkpoints import load_best
+from image_classifier.config import AugmentConfig
+from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import EvalData
 from image_classifier.errors import UserError
 from image_classifier.evaluate import (
     Scores,
     evaluate,
     metric_names,
+    predict_features,
 )
 from image_classifier.extensions import finding
 from image_classifier.metrics import NO_DECISION, predictions
@@ -220,3 +224,15 @@ def test_a_tracker_without_its_library_is_refused(monkeypatch):
     monkeypatch.setattr(trackers, "find_tools", lambda module: {f"my-{module}": tool})
     with pytest.raises(UserError, match=r"my-tracker needs a library: .* no_such_library$"):
         trackers.chosen_trackers(["auto", "my-tracker"])
+
+
+def test_features_are_averaged_over_views_as_logits_are(config):
+    source = Source(LABELS, CLASSES, torch.randint(256, (6, 8, 8, 3)).byte())
+    model = nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * 3, 2)).eval()
+    precision = Precision("fp32", config.compute, config.optim, CPU.device)
+    normalize = Normalize(source, 8, precision, AugmentConfig(tta="shift"))
+    logits, features = predict_features(
+        model, source.pixels.permute(0, 3, 1, 2), normalize, precision
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(model[1](features), logits)

@@ -11,11 +11,14 @@ from conftest import changed, mixed, run_ranks
 
 from image_classifier.augment import build_augment
 from image_classifier.config import AugmentConfig
+from image_classifier.data import open_dataset
 from image_classifier.data.loader import TrainData
+from image_classifier.data.samples import Samples
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime import seeding
 from image_classifier.runtime.distributed import join_world
+from image_classifier.runtime.seeding import sides_at
 
 
 def opened(config, world):
@@ -132,3 +135,23 @@ def test_each_rank_drops_other_features_and_the_same_when_it_resumes():
 
     assert len({drawn(step, rank) for step in (0, 1) for rank in (0, 1)}) == 4
     assert drawn(1, 1) == drawn(1, 1)
+
+
+def test_workers_mirror_images_as_the_option_says(on_photos):
+    source = open_dataset(on_photos.data, "train")
+
+    def mirrored(flip, *draws):
+        crops = AugmentConfig(crop="resized", flip=flip)
+        samples = Samples(source, 32, crops=crops)
+        return [[samples.is_mirrored(0, epoch, draw) for epoch in range(4)] for draw in draws]
+
+    assert mirrored("none", 0.4, 0.6) == [[False] * 4] * 2
+    assert mirrored("random", 0.4, 0.6) == [[True] * 4, [False] * 4]
+    (one,) = mirrored("alternating", 0.4)
+    assert one in ([True, False] * 2, [False, True] * 2)
+
+
+def test_the_seed_decides_which_images_are_mirrored_first():
+    one, other = (sides_at(seed, 100) for seed in (0, 1))
+    assert not torch.equal(one, other)
+    assert 30 < one.sum() < 70

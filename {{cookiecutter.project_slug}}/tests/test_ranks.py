@@ -55,9 +55,12 @@ from image_classifier.runtime import (
     launch,
     platform,
 )
+from image_classifier.runtime.distributed import World
 from image_classifier.runtime.files import read_object
 from image_classifier.runtime.signals import Signals, StoppedError
 from image_classifier.train import train
+
+CPU = World(torch.device("cpu"))
 
 
 def heard_warnings():
@@ -424,3 +427,28 @@ def test_ranks_meet_in_a_file_that_is_gone_with_them(tmp_path, monkeypatch):
         stores[0].set("address", "here")
         assert stores[1].get("address") == b"here"
         assert not [*tmp_path.iterdir()]
+
+
+def test_between_two_exchanges_no_rank_acts_on_what_it_knows_alone(monkeypatch):
+    monkeypatch.setattr(consensus.dist, "new_group", Mock())
+    ranks = consensus.AsyncConsensus(World(CPU.device, size=2), timeout_seconds=60)
+    ranks.next_step = 10
+    assert ranks.max(9, signal.SIGTERM, 7) == [0, 0]
+
+
+def test_ranks_give_up_on_each_other_after_the_time_that_was_asked_for(monkeypatch):
+    monkeypatch.setattr(consensus.dist, "new_group", group := Mock())
+    consensus.AsyncConsensus(World(CPU.device, size=2), timeout_seconds=7)
+    assert group.call_args.kwargs["timeout"] == timedelta(seconds=7)
+
+
+def meet(folder):
+    """Meet in a file in a folder, and part."""
+    tempfile.tempdir = str(folder)
+    with distributed.join_world(Config().compute) as world:
+        return world.all_true(bool(os.listdir(folder)))
+
+
+def test_ranks_that_met_in_a_file_leave_none_behind(tmp_path):
+    assert run_ranks(2, meet, tmp_path) == [True, True]
+    assert os.listdir(tmp_path) == []

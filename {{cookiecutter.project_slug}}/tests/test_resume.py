@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from unittest.mock import DEFAULT, Mock
@@ -34,16 +35,19 @@ from image_classifier.checkpoints.reading import (
     read_checkpoint,
 )
 from image_classifier.checkpoints.saving import to_host
-from image_classifier.checkpoints.state import TrainState
+from image_classifier.checkpoints.state import NUMBERS, TrainState
 from image_classifier.config import OPTIMIZERS
+from image_classifier.data import open_dataset
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
-from image_classifier.errors import UserError
+from image_classifier.errors import FaultError, UserError
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.files import write_whole
 from image_classifier.train import train
+
+CPU = World(torch.device("cpu"))
 
 # What a row says of its speed and of the device.
 SPEED = ("train/images_per_second", "train/waited_fraction", "train/mfu", "memory_bytes")
@@ -344,3 +348,64 @@ def test_a_checkpoint_from_before_an_option_has_its_default(finished):
     other = changed(finished, data__fold=1)
     with pytest.raises(UserError, match=r"--data\.fold was 0, is 1"):
         train(other)
+
+
+def test_weights_that_are_not_finite_are_not_saved(config):
+    checkpoints, state = small_run(config)
+    state.model.weight.data[0, 0] = torch.inf
+    with pytest.raises(FaultError, match=r"not finite after step 1: not saved"), checkpoints:
+        checkpoints.save(state, {"loss": 0.0, "step": 0})
+    assert not checkpoints.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"run__best_by": "loss"}, "--run.best-by was top1, is loss"),
+        (
+            {"augment__crop": "resized", "data__where": "device"},
+            "--data.where was stream, is device",
+        ),
+        ({"data__where": "host"}, ""),
+    ],
+)
+def test_what_changes_the_pixels_or_the_best_is_not_free_to_change(config, knobs, said):
+    was = changed(config, run__best_by="top1", data__where="stream")
+    was = changed(was, augment__crop=knobs.get("augment__crop", "none"))
+    now = changed(was, **knobs)
+    source = open_dataset(was.data, "train")
+    saved = checkpoint.Checkpoints(was, CPU, source).identity
+    checkpoints = checkpoint.Checkpoints(now, CPU, source)
+    refused = pytest.raises(UserError, match=said) if said else contextlib.nullcontext()
+    with refused:
+        checkpoints.check_identity(saved)
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_a_run_is_not_continued_with_another_normalization(config, name):
+    config = changed(config, run__best_by="top1")
+    source = open_dataset(config.data, "train")
+    saved = checkpoint.Checkpoints(config, CPU, source).identity
+    other = checkpoint.Checkpoints(config, CPU, replace(source, **{name: (0.25, 0.25, 0.25)}))
+    with pytest.raises(UserError, match=f"it normalized with a {name} of "):
+        other.check_identity(saved)
+
+
+def test_the_averaged_weights_are_those_that_a_run_leaves(config):
+    checkpoints, state = small_run(config)
+    state.ema, state.step, state.best_step = nn.Linear(3, 2), 1, 1
+    best = state.ema.weight.detach().clone()
+    with checkpoints:
+        checkpoints.save(state, {"loss": 0.0, "step": 0})
+        state.step = 2
+        state.ema.weight.data.zero_()
+        checkpoints.load_best(state)
+    assert torch.equal(state.ema.weight, best)
+
+
+def test_a_run_goes_on_with_all_its_numbers(config):
+    (_, state), (_, other) = small_run(config), small_run(config)
+    for value, name in enumerate(NUMBERS, start=2):
+        setattr(state, name, value)
+    other.load_state_dict(state.state_dict())
+    assert [getattr(other, name) for name in NUMBERS] == [2, 3, 4, 5, 6]

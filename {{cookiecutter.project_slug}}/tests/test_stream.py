@@ -1,5 +1,6 @@
 """Workers: what they decode is right, they are few enough, and their end is never a riddle."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -31,7 +32,7 @@ from image_classifier.data.datasets import open_dataset
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
-from image_classifier.data.samples import Samples
+from image_classifier.data.samples import LEFT_OUT, Samples
 from image_classifier.data.shared_memory import SharedMemoryLoader
 from image_classifier.errors import FaultError, UserError
 from image_classifier.runtime import platform
@@ -264,3 +265,20 @@ def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(monkeypatch, c
     printed = capsys.readouterr().out
     why = "cudaHostRegister: error 2, out of memory"
     assert printed.count(f"batches are not page-locked ({why})") == (not is_pinned)
+
+
+def test_an_unreadable_image_is_left_out_wherever_it_is_in_a_batch(streamed):
+    samples, noted = Samples(open_dataset(streamed.data, "train"), 32), []
+    samples.fill = lambda *_: {1: "damaged"}  # the second of each part, of which each has 8 images
+    note = lambda index, _: noted.append(index)  # noqa: E731
+    with contextlib.closing(SharedMemoryLoader(samples, 12, 1, 1, pin=False, note=note)) as batches:
+        _, labels, _ = next(batches.begin([(0, torch.arange(12))]))
+        assert (labels == LEFT_OUT).nonzero()[:, 0].tolist() == noted == [1, 9]
+
+
+def test_the_time_that_decoding_takes_adds_up(streamed):
+    samples = Samples(open_dataset(streamed.data, "train"), 32)
+    samples.fill = lambda *_: (time.sleep(0.01), {})[1]
+    batches = SharedMemoryLoader(samples, 4, 0, 1, pin=False)
+    list(batches.begin([(0, torch.arange(4))] * 3))
+    assert (batches.num_filled, batches.busy_seconds >= 0.03) == (12, True)

@@ -18,12 +18,14 @@ from image_classifier.checkpoints.pretrained import (
     PretrainedWeights,
     load_pretrained,
 )
-from image_classifier.config import ModelConfig
+from image_classifier.config import Config, ModelConfig
 from image_classifier.errors import UserError
 from image_classifier.extensions import finding
 from image_classifier.models import build_model
 from image_classifier.runtime.distributed import World
 from image_classifier.train import train
+
+CPU = World(torch.device("cpu"))
 
 SMALL = ModelConfig(name="resnet9", width=8)
 CLASSES = tuple("abcde")
@@ -141,3 +143,15 @@ def test_without_a_tool_that_fits_it_a_new_last_layer_begins_at_zero(
     first = next(row for row in logged(config.run.dir) if "val/loss" in row)
     assert (first["step"], first["val/loss"]) == (0, pytest.approx(math.log(10)))
     assert "last layer at zero: top-1 " in capsys.readouterr().out
+
+
+def test_a_run_that_has_made_no_step_begins_with_its_pretrained_weights_again(tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / "w.safetensors")
+    saved = {"mean": [0.5] * 3, "std": [0.5] * 3}
+    found = [
+        load_pretrained(
+            str(tmp_path / "w.safetensors"), Config().model, CPU, saved | {"state": {"step": step}}
+        )
+        for step in (0, 1)
+    ]
+    assert [[*one.weights] for one in found] == [["w"], []]
