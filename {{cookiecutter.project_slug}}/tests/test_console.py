@@ -67,7 +67,10 @@ def test_a_reader_that_has_seen_enough_ends_a_prediction_without_a_word(
 
 def test_progress_is_of_what_this_start_has_done(monkeypatch, capsys):
     now = [0.0]
-    monkeypatch.setattr("image_classifier.runtime.console.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        "image_classifier.runtime.console.time.monotonic",
+        lambda: now[0],
+    )
     progress = Progress(1000, done=400)
     now[0] = 5.0
     progress.show(450)

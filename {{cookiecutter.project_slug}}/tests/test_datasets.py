@@ -14,7 +14,10 @@ from image_classifier.config import Config, DataConfig
 from image_classifier.data.cache_folder import cache_folder
 from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.paths import PathList
-from image_classifier.data.datasets.source import Source, are_replaced
+from image_classifier.data.datasets.source import (
+    Source,
+    are_replaced,
+)
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.data.splits import load_spread, mean_and_std
 from image_classifier.errors import UserError

@@ -395,3 +395,8 @@ def test_a_micro_batch_that_did_not_fit_is_forgotten_by_a_run_that_starts_over(c
     assert MicroBatch(config, CPU).size == 4
     assert MicroBatch(changed(config, run__fresh=True), CPU).size == 16
     assert MicroBatch(changed(config, optim__accumulate=8), CPU).size == 2  # as asked for
+
+
+def test_ranks_compute_in_the_smallest_micro_batch_of_any(config, monkeypatch):
+    monkeypatch.setattr(World, "all_reduce_min", lambda _, size: min(size, 4))
+    assert MicroBatch(config, CPU).size == 4

@@ -19,7 +19,11 @@ from conftest import read_image
 from PIL import Image, ImageOps, PngImagePlugin
 
 from image_classifier.data import decode
-from image_classifier.data.decode import MAX_PIXELS, check_size, decode_image
+from image_classifier.data.decode import (
+    MAX_PIXELS,
+    check_size,
+    decode_image,
+)
 
 FUZZED = int(os.environ.get("FUZZED_IMAGES", "200"))
 SECONDS, PEAK_BYTES = 0.2, 200e6  # that a file may take

@@ -1,6 +1,5 @@
 """A step takes few operations, each of which a GPU launches as a kernel or more."""
 
-import sys
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
@@ -12,11 +11,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier.checkpoints.state import TrainState
-from image_classifier.config import OPTIMIZERS, ComputeConfig, RunConfig
+from image_classifier.config import OPTIMIZERS
 from image_classifier.data import TrainData
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
-from image_classifier.runtime import launch
 from image_classifier.runtime.distributed import World
 from image_classifier.train import Training
 
@@ -98,44 +96,3 @@ def test_an_order_is_copied_while_the_host_goes_on_out_of_page_locked_memory_alo
             data.indices_at(0)
     copies = [knobs for _, knobs, device in found.calls if device == data.home]
     assert [knobs.get("non_blocking", False) for knobs in copies] == [False]
-
-
-@pytest.mark.parametrize("name", launch.RESTART_COUNTS)
-def test_a_job_that_starts_again_goes_on_though_it_was_to_start_over(monkeypatch, name):
-    for other in launch.RESTART_COUNTS:
-        monkeypatch.delenv(other, raising=False)
-    fresh = RunConfig(fresh=True)
-    assert launch.of_this_start(fresh).fresh
-    monkeypatch.setenv(name, "0")
-    assert launch.of_this_start(fresh).fresh
-    monkeypatch.setenv(name, "1")
-    assert not launch.of_this_start(fresh).fresh
-
-
-def test_there_is_a_process_for_each_gpu_unless_another_number_is_asked_for(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    run = RunConfig()
-    found = {d: launch.num_processes(run, ComputeConfig(device=d)) for d in ("auto", "cuda", "cpu")}
-    assert found == {"auto": 4, "cuda": 4, "cpu": 1}
-    assert launch.num_processes(replace(run, processes=3), ComputeConfig(device="cpu")) == 3
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert launch.num_processes(run, ComputeConfig()) == 1
-
-
-RANK = """
-import os, signal, sys, time
-is_first, is_main = os.environ["RUN_RESTARTS"] == "0", os.environ["RANK"] == "0"
-
-def fail(code):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(0.5), is_main and os.kill(os.getppid(), 15)
-    time.sleep(0.1), sys.exit(code * is_first)
-"""
-
-
-@pytest.mark.parametrize("code", [73, 74])
-def test_a_job_that_was_told_to_end_is_not_started_again(code, monkeypatch, capfd):
-    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-S", "-c", RANK + f"fail({code})"])
-    monkeypatch.setenv("RUN_RESTARTS", "0")
-    assert launch.launch(2) == 128 + 15
-    assert capfd.readouterr().err == ""

@@ -28,7 +28,10 @@ from image_classifier.data.samples import Samples
 from image_classifier.data.splits import load_spread
 from image_classifier.errors import UserError
 from image_classifier.runtime import distributed, machine
-from image_classifier.runtime.distributed import World, choose_device
+from image_classifier.runtime.distributed import (
+    World,
+    choose_device,
+)
 from image_classifier.runtime.launch import attempt
 
 CPU = torch.device("cpu")
@@ -40,8 +43,9 @@ def test_a_container_limits_cores_and_memory(tmp_path, monkeypatch):
         (tmp_path / "cpu.max").write_text(f"{quota}\n")
         assert machine.num_cores(tmp_path) == cores
     (tmp_path / "memory.max").write_text(f"{2**30}\n")
-    (tmp_path / "memory.current").write_text(f"{2**29}\n")
-    assert machine.host_memory_bytes(tmp_path) == 2**29
+    (tmp_path / "memory.current").write_text(f"{2**30 - 7}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {2**29 - 7}\nactive_file 1\n")
+    assert machine.host_memory_bytes(tmp_path) == 2**29  # files that were read are no loss
     assert machine.host_memory_bytes(tmp_path / "nowhere") > 2**29
 
 
@@ -269,3 +273,17 @@ def test_a_batch_may_be_of_all_images():
     autotune.check_batch_size(12, 12, 2, 3)
     with pytest.raises(UserError, match="is more than there are training images: 12"):
         autotune.check_batch_size(18, 12, 2, 3)
+
+
+def test_a_quota_gives_no_cores_that_a_process_may_not_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "affinity", lambda _: range(2))
+    (tmp_path / "cpu.max").write_text("1600000 100000\n")
+    assert machine.num_cores(tmp_path) == 2
+
+
+@pytest.mark.parametrize("where", ["device", "stream"])
+def test_an_evaluation_takes_as_many_images_at_once_as_fit(on_photos, where):
+    data = replace(on_photos.data, where=where, workers=0)
+    world = distributed.World(CPU)
+    with contextlib.closing(EvalData(data, "val", world, batch_size=3)) as images:
+        assert [len(batch.labels) for batch in images.batches()] == [3, 1]

@@ -11,6 +11,7 @@ import time
 import warnings
 import weakref
 from contextlib import redirect_stdout
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from io import StringIO
@@ -26,6 +27,7 @@ from conftest import (
     changed,
     is_alive,
     job_of,
+    logged,
     losses,
     run_alone,
     run_ranks,
@@ -39,9 +41,14 @@ from test_resume import assert_same, final
 from torch import nn
 
 from image_classifier import parallel
+from image_classifier import train as train_module
 from image_classifier.checkpoints import pretrained
 from image_classifier.checkpoints import saving as checkpoint
-from image_classifier.config import ComputeConfig, Config
+from image_classifier.config import (
+    ComputeConfig,
+    Config,
+    RunConfig,
+)
 from image_classifier.data import splits
 from image_classifier.errors import (
     EXIT_OUT_OF_MEMORY,
@@ -452,3 +459,84 @@ def meet(folder):
 def test_ranks_that_met_in_a_file_leave_none_behind(tmp_path):
     assert run_ranks(2, meet, tmp_path) == [True, True]
     assert os.listdir(tmp_path) == []
+
+
+def test_an_exchange_needs_no_clock_that_moves(monkeypatch):
+    monkeypatch.setattr(consensus.dist, "new_group", Mock())
+    monkeypatch.setattr(consensus.time, "monotonic", lambda: 1.0)
+    assert consensus.AsyncConsensus(World(CPU.device, size=2), 60).interval(1) >= 1
+
+
+@pytest.mark.parametrize("name", launch.RESTART_COUNTS)
+def test_a_job_that_starts_again_goes_on_though_it_was_to_start_over(monkeypatch, name):
+    for other in launch.RESTART_COUNTS:
+        monkeypatch.delenv(other, raising=False)
+    fresh = RunConfig(fresh=True)
+    assert launch.of_this_start(fresh).fresh
+    monkeypatch.setenv(name, "0")
+    assert launch.of_this_start(fresh).fresh
+    monkeypatch.setenv(name, "1")
+    assert not launch.of_this_start(fresh).fresh
+
+
+def test_there_is_a_process_for_each_gpu_unless_another_number_is_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    run = RunConfig()
+    found = {d: launch.num_processes(run, ComputeConfig(device=d)) for d in ("auto", "cuda", "cpu")}
+    assert found == {"auto": 4, "cuda": 4, "cpu": 1}
+    assert launch.num_processes(replace(run, processes=3), ComputeConfig(device="cpu")) == 3
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert launch.num_processes(run, ComputeConfig()) == 1
+
+
+TOLD_TO_END = """
+import os, signal, sys, time
+is_first, is_main = os.environ["RUN_RESTARTS"] == "0", os.environ["RANK"] == "0"
+
+def fail(code):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(0.5), is_main and os.kill(os.getppid(), 15)
+    time.sleep(0.1), sys.exit(code * is_first)
+"""
+
+
+@pytest.mark.parametrize("code", [73, 74])
+def test_a_job_that_was_told_to_end_is_not_started_again(code, monkeypatch, capfd):
+    words = [sys.executable, "-S", "-c", TOLD_TO_END + f"fail({code})"]
+    monkeypatch.setattr(sys, "orig_argv", words)
+    monkeypatch.setenv("RUN_RESTARTS", "0")
+    assert launch.launch(2) == 128 + 15
+    assert capfd.readouterr().err == ""
+
+
+def test_a_job_that_is_to_start_over_does_so_though_its_first_start_began_nothing(
+    config, monkeypatch
+):
+    for name in launch.RESTART_COUNTS:
+        monkeypatch.delenv(name, raising=False)
+    train(changed(config, epochs=1))
+    num_rows = len(logged(config.run.dir))
+    fresh = changed(config, epochs=1, run__fresh=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(train_module, "TrainData", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(fresh)
+    monkeypatch.setenv(launch.RESTART_COUNTS[0], "1")
+    again = replace(fresh, run=launch.of_this_start(fresh.run))
+    assert again.run.fresh
+    train(again)
+    assert not launch.of_this_start(fresh.run).fresh
+    assert len(logged(config.run.dir)) == num_rows
+
+
+def told():
+    """What a rank hears of two numbers that both ranks told, 1000 and its own."""
+    with distributed.join_world(Config().compute, 20) as world:
+        ranks = consensus.AsyncConsensus(world, 20)
+        found = [ranks.max(step, 1000, world.rank) for step in (1, 2)]
+        ranks.finish()
+        return found
+
+
+def test_ranks_hear_the_largest_number_of_any():
+    assert run_ranks(2, told) == [[[0, 0], [1000, 1]]] * 2

@@ -282,3 +282,21 @@ def test_the_time_that_decoding_takes_adds_up(streamed):
     batches = SharedMemoryLoader(samples, 4, 0, 1, pin=False)
     list(batches.begin([(0, torch.arange(4))] * 3))
     assert (batches.num_filled, batches.busy_seconds >= 0.03) == (12, True)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_ends_a_run_in_a_worker_is_told_as_it_is(streamed, workers):
+    samples = Samples(open_dataset(streamed.data, "train"), 32)
+    samples.fill = Mock(side_effect=FaultError("no more images can be read: planted"))
+    loader = SharedMemoryLoader(samples, 4, workers, 1, pin=False)
+    with contextlib.closing(loader) as batches, pytest.raises(FaultError, match=r"planted$"):
+        list(batches.begin([(0, torch.arange(4))] * 3))
+
+
+def test_workers_go_on_when_a_signal_reaches_the_whole_group(streamed):
+    with contextlib.closing(TrainData(streamed, CPU)) as data:
+        batches = data.batches(0, 12)
+        next(batches)
+        for number in platform.STOP_SIGNALS:
+            os.kill(data.loader.workers[0].pid, number)
+        assert len(list(batches)) == 11

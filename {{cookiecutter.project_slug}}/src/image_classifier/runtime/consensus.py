@@ -54,7 +54,8 @@ class AsyncConsensus:
         """Steps until the next exchange, from the time that steps took since the last one."""
         last_step, last_time = self.last
         self.last = (step, time.monotonic())
-        return max(1, round(EXCHANGE_SECONDS * (step - last_step) / (self.last[1] - last_time)))
+        seconds = max(self.last[1] - last_time, 1e-3)  # the clock of Windows stands still for 16 ms
+        return max(1, round(EXCHANGE_SECONDS * (step - last_step) / seconds))
 
     def finish(self) -> None:
         """Complete the last exchange, as all ranks do that reach the end of the run."""

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 from ..config import ComputeConfig, RunConfig
@@ -36,6 +37,7 @@ MAX_RESTARTS = 3  # of a job whose process was killed; each continues from the l
 POLL_SECONDS = 0.05  # between two looks at the ranks
 GRACE_SECONDS = 15.0  # for the other ranks to end, after one has failed
 BEGAN = "RUN_BEGAN"  # variable with the time of the first start, see `seconds_since_start`
+UNCLEARED = ".uncleared"  # a file in a run folder: `--run.fresh` is to delete what lies there
 STORE = "RUN_STORE"  # variable with the descriptor of the file in which our ranks meet
 # Variables that tell that this is not the first start of a job: ours, torchrun's, SLURM's.
 RESTART_COUNTS = ("RUN_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
@@ -77,9 +79,10 @@ def end_in_group(code: int) -> None:
 
 
 def of_this_start(run: RunConfig) -> RunConfig:
-    """`run`, of which `fresh` counts only at the first start of a job: later ones continue it."""
+    """`run`, of which `fresh` counts until a start of the job has deleted what was there before."""
     is_restart = any(os.environ.get(name, "0") != "0" for name in RESTART_COUNTS)
-    return replace(run, fresh=run.fresh and not is_restart)
+    is_cleared = not Path(run.dir, UNCLEARED).exists()
+    return replace(run, fresh=run.fresh and not (is_restart and is_cleared))
 
 
 def seconds_since_start() -> float:

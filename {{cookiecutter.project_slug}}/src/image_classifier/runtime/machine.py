@@ -35,7 +35,9 @@ def host_memory_bytes(cgroup: Path = CGROUP) -> int:
     with suppress(OSError, ValueError):  # no such file, or "max"
         limit = int((cgroup / "memory.max").read_text())
         used = int((cgroup / "memory.current").read_text())
-        free = max(0, min(free, limit - used))
+        # Of that are files that were read, whose memory the system gives back.
+        cached = re.search(r"\binactive_file (\d+)", (cgroup / "memory.stat").read_text())
+        free = max(0, min(free, limit - used + int(cached[1] if cached else 0)))
     return free
 
 

@@ -17,6 +17,7 @@ from ..config import Config
 from ..errors import UserError
 from .distributed import World
 from .files import lock_file, remove_leftovers
+from .launch import UNCLEARED
 from .machine import device_name, proc
 
 BAD_IMAGES = "bad_images.txt"  # whoever opens images adds to it
@@ -48,9 +49,12 @@ def open_run(config: Config, world: World) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if world.is_main:
-                hold(stack.enter_context((folder / ".lock").open("a+")), folder)
+                lock = (folder / ".lock").open("a+", errors="backslashreplace")
+                hold(stack.enter_context(lock), folder)
                 if config.run.fresh:
                     (folder / BAD_IMAGES).unlink(missing_ok=True)  # before images are opened
+            if config.run.fresh:
+                (folder / UNCLEARED).touch()
         except OSError as error:
             remove_unused(made)
             raise UserError(
@@ -73,8 +77,9 @@ def remove_unused(made: list[Path]) -> None:
     """Remove folders, the innermost first, that hold nothing but the lock of a run."""
     for folder in made:
         with suppress(OSError):  # something else lies in it
-            if [path.name for path in folder.iterdir()] == [".lock"]:
-                (folder / ".lock").unlink()
+            if {path.name for path in folder.iterdir()} <= {".lock", UNCLEARED}:
+                (folder / UNCLEARED).unlink(missing_ok=True)
+                (folder / ".lock").unlink(missing_ok=True)
             folder.rmdir()
 
 
@@ -104,6 +109,8 @@ def clear_run(folder: Path, world: World) -> None:
         for name in WRITTEN_FOLDERS:
             shutil.rmtree(folder / name, ignore_errors=True)
     world.all_true(True)  # nobody reads from the folder before it is empty
+    if world.local_rank == 0:
+        (folder / UNCLEARED).unlink(missing_ok=True)
 
 
 def environment(world: World) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from ...errors import UserError
 from ...runtime.console import printable
+from ...runtime.launch import UNCLEARED
 from ...runtime.run_dir import WRITTEN, WRITTEN_FOLDERS
 from ..decode import SUFFIXES
 
 NO_CLASS = ".no_class"  # a file that says: no image of a dataset lies in this folder
-RUN_FILES = {b".lock", *(name.encode() for name in WRITTEN)}
+RUN_FILES = {b".lock", UNCLEARED.encode(), *(name.encode() for name in WRITTEN)}
 RUN_FOLDERS = {name.encode() for name in WRITTEN_FOLDERS}
 MARKS = (NO_CLASS.encode(), b".lock", b"status.json")  # of folders to look into more closely
 

@@ -19,7 +19,10 @@ from image_classifier.extensions import find_tool
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.cross_validate import cross_validate
 from image_classifier.tools.runs.recipe import Recipe
-from image_classifier.tools.runs.saved_runs import Run, SavedPredictions
+from image_classifier.tools.runs.saved_runs import (
+    Run,
+    SavedPredictions,
+)
 
 TOOLS = "image_classifier.tools"
 many_runs = pytest.importorskip(f"{TOOLS}.runs.many_runs")

@@ -16,7 +16,9 @@ from image_classifier.runtime.config_dict import (
     to_save,
     unflatten,
 )
-from image_classifier.tools.progressive_resizing.crops import side_at
+from image_classifier.tools.progressive_resizing.crops import (
+    side_at,
+)
 from image_classifier.train import train
 
 gpu = test_fake_gpu.gpu  # a fixture
