@@ -27,7 +27,7 @@ class Members(PathList):
         super().__init__(storage.root, (folders[shard] + name for shard, name in pairs))
 
     def read(self, index: int) -> bytes:
-        """The content of image `index`, which `prefetch` of any list of the index may have."""
+        """The content of image `index`, which `prefetch` of any list of them may have fetched."""
         ahead = getattr(self.storage.here().thread, "ahead", {}).get(int(self.numbers[index]))
         return self.fetch(index) if ahead is None else ahead.result()
 
