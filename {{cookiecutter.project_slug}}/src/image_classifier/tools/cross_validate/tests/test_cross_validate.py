@@ -18,14 +18,11 @@ from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.cross_validate import cross_validate
-from image_classifier.tools.runs.recipe import Recipe
-from image_classifier.tools.runs.saved_runs import (
-    Run,
-    SavedPredictions,
-)
 
 TOOLS = "image_classifier.tools"
 many_runs = pytest.importorskip(f"{TOOLS}.runs.many_runs")
+recipes = pytest.importorskip(f"{TOOLS}.runs.recipe")
+saved_runs = pytest.importorskip(f"{TOOLS}.runs.saved_runs")
 statistics = pytest.importorskip(f"{TOOLS}.statistics.statistics")
 TINY = f"{SMOKE} --data.name folder --data.batch-size 4 --data.limit 0".split()
 
@@ -125,14 +122,14 @@ def pooled(photos, folder, monkeypatch, scores):
         if not number:
             predicted[fold.labels.argmin()] = LEFT_OUT  # an ant that can't be read
         images = fold.fingerprint(), fold.file_digests()
-        found = SavedPredictions(predicted, fold.labels, *images, fold.classes, step=1)
+        found = saved_runs.SavedPredictions(predicted, fold.labels, *images, fold.classes, step=1)
         knobs = flatten(config)
         scored = scores[number], 0.5, number + 1.0
-        runs.append(Run(folder, 0, "done", knobs, "loss", *scored, 1, 1, found))
+        runs.append(saved_runs.Run(folder, 0, "done", knobs, "loss", *scored, 1, 1, found))
     monkeypatch.setattr(cross_validate, "train_all", lambda *_: runs)
     monkeypatch.setattr(cross_validate, "check_run", lambda *_: None)
     folder.mkdir()
-    cross_validate.cross_validate(Recipe("folder", config, {}, at_once=1), 3)
+    cross_validate.cross_validate(recipes.Recipe("folder", config, {}, at_once=1), 3)
     sizes = [len(run.predictions.target) for run in runs]
     return json.loads((folder / "results.json").read_text()), sizes
 
