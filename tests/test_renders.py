@@ -4,7 +4,6 @@ import re
 import shutil
 import sys
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import pytest
 from conftest import (
@@ -74,7 +73,7 @@ PathFinder.find_spec = Find()  # no function, which pytest would make a method o
 def test_a_project_with_the_usual_tools_tests_itself_without_optional_libraries(render):
     project = render(**LONG_NAMES)
     hide = HIDE.format(hidden=optional_libraries())
-    Path(project, "src", "sitecustomize.py").write_text(hide)
+    (project / "src/sitecustomize.py").write_text(hide)
     words = "-m", "pytest", "-q", "-rs", "-n", "auto", "tests"
     assert "'timm'" in python(*words, folder=project, PYTHONPATH=str(project / "src"))  # skipped
 

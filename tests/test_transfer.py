@@ -96,7 +96,7 @@ def test_the_suggested_learning_rate_is_within_a_decade_of_a_good_one(tmp_path, 
 def test_a_recipe_for_imagenet_trains(recipe, tmp_path):
     words = f"{recipe} {ON_CPU} --data.name shapes --data.root data --data.limit 16"
     words += " --data.batch-size 8 --data.workers 0 --optim.warmup-epochs 0 --run.processes 1"
-    run = train(f"{words} --run.log-every-steps 1", tmp_path / "run")
+    run = train(f"{words} --seed 1 --run.log-every-steps 1", tmp_path / "run")
     assert len(losses(run)) >= 3
-    assert losses(run)[0] == pytest.approx(2.3, abs=1)  # of ten classes, not yet known
+    assert losses(run)[0] == pytest.approx(2.3, abs=0.7)  # of ten classes, not yet known
     assert "val/top1" in logged(run)[-1]

@@ -368,21 +368,25 @@ def test_files_in_the_way_of_an_update_stop_it_before_it_writes(project, newer, 
     assert git(project, "status", "--porcelain") == ""
 
 
-def made(folder, version):
+def made(folder):
     """A folder with nothing but what a project says of itself."""
-    text = f'[tool.pretuned]\nversion = "{version}"\nanswers = {{}}\n'
-    write(folder / "pyproject.toml", text.encode())
+    write(folder / "pyproject.toml", b'[tool.pretuned]\nversion = "0.9.0"\nanswers = {}\n')
     return folder
 
 
+def repository_in(folder):
+    """The repository of a project that says what it is, and no more."""
+    made(folder)
+    git(folder, "init")
+    commit(folder)
+    return update.Repository(folder)
+
+
 def test_an_older_template_makes_no_project_of_a_newer_one(tmp_path):
-    made(tmp_path, "0.9.0")
-    git(tmp_path, "init")
-    commit(tmp_path)
-    repository = update.Repository(tmp_path)
+    repository = repository_in(tmp_path)
 
     def render(_, folder):
-        return made(folder / "x", "0.9.0")
+        return made(folder / "x")
 
     update.made_now(repository, render, {}, "0.9.0")
     with pytest.raises(RefusedError, match=r"pretuned 0.10.0 made this project; this one is older"):
@@ -390,10 +394,8 @@ def test_an_older_template_makes_no_project_of_a_newer_one(tmp_path):
 
 
 def test_git_is_asked_of_the_project_whatever_repository_a_hook_is_of(tmp_path, monkeypatch):
-    for name in ("one", "two"):
-        made(tmp_path / name, "0.9.0")
-        git(tmp_path / name, "init")
-        commit(tmp_path / name)
+    repository_in(tmp_path / "one")
+    repository_in(tmp_path / "two")
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "two/.git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "two"))
     top = update.Repository(tmp_path / "one").git("rev-parse", "--show-toplevel")
@@ -401,10 +403,7 @@ def test_git_is_asked_of_the_project_whatever_repository_a_hook_is_of(tmp_path, 
 
 
 def test_a_link_that_leads_nowhere_is_in_the_way_too(tmp_path):
-    made(tmp_path, "0.9.0")
-    git(tmp_path, "init")
-    commit(tmp_path)
-    repository = update.Repository(tmp_path)
+    repository = repository_in(tmp_path)
     blob = repository.git("hash-object", "-w", "--stdin", content="new")
     tree = repository.tree(repository.files("HEAD") | {"run.sh": update.File("100644", blob)})
     (tmp_path / "run.sh").symlink_to("nowhere")

@@ -17,7 +17,6 @@ from image_classifier.data import (
     crops,
     shift_and_flip,
 )
-from image_classifier.data.crops import place_box
 from image_classifier.data.loader import EvalData
 from image_classifier.errors import UserError
 from image_classifier.precision import Precision
@@ -156,4 +155,4 @@ def test_normalized_pixels_have_mean_0_and_deviation_1():
 
 
 def test_a_box_is_placed_by_a_draw_for_each_side():
-    assert place_box([[0.2, 0.2]], [0.0, 0.99], 50, 50) == (0, 40, 10, 10)
+    assert crops.place_box([[0.2, 0.2]], [0.0, 0.99], 50, 50) == (0, 40, 10, 10)

@@ -22,7 +22,6 @@ from image_classifier.data import decode
 from image_classifier.data.decode import (
     MAX_PIXELS,
     check_size,
-    decode_image,
 )
 
 FUZZED = int(os.environ.get("FUZZED_IMAGES", "200"))
@@ -321,12 +320,6 @@ def test_damaged_files_are_read_or_refused_alike_by_both_decoders(tmp_path, monk
             reasons.append(str(error))
     assert FUZZED / 3 < len(reasons) < FUZZED
     assert all(reason.isprintable() for reason in reasons)
-
-
-def test_an_image_that_is_transparent_all_over_is_shown():
-    file = io.BytesIO()
-    Image.new("RGBA", (4, 4), (200, 100, 50, 0)).save(file, "PNG")
-    assert decode_image(file.getvalue())[0, 0].tolist() == [200, 100, 50]
 
 
 def test_images_of_many_channels_may_have_fewer_pixels():

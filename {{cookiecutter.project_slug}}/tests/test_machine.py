@@ -75,7 +75,7 @@ def test_threads_are_those_that_the_user_asks_for_and_torch_computes_on_them(mon
 
 
 def test_ranks_on_a_machine_share_its_cores(monkeypatch, photos):
-    world = distributed.World(CPU, local_size=2)  # with nobody to talk to
+    world = World(CPU, local_size=2)  # with nobody to talk to
     for module in (worker_count, samples):
         monkeypatch.setattr(module, "num_cores", lambda: 8)
     monkeypatch.setattr(worker_count, "PART_SIZES", (1, 64))
@@ -173,7 +173,7 @@ def test_what_is_no_cuda_gpu_is_one_of_apple_or_is_refused_and_said(monkeypatch)
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_unmeasured_a_run_computes_in_fp32_and_fp16_needs_a_cuda_gpu(config, monkeypatch, device):
     monkeypatch.setattr(settle, "function", lambda *_: None)
-    world = distributed.World(torch.device(device))
+    world = World(torch.device(device))
     auto = changed(config, precision="auto")
     assert settle.settle(auto, None, world)[0].precision == "fp32"
     asked = precision.Precision("bf16", auto.compute, auto.optim, world.device)
@@ -215,16 +215,16 @@ def test_a_full_disk_is_told_in_a_line_and_another_fault_with_its_traceback(caps
 def test_images_that_are_enlarged_take_the_memory_of_their_new_size(config):
     data = changed(config, data__image_size=64).data
     source = open_dataset(data, "train")  # of 32 x 32
-    where, why = autotune.choose_where(data, config.augment, source, distributed.World(CPU))
+    where, why = autotune.choose_where(data, config.augment, source, World(CPU))
     megabytes = len(source) * 3 * 64**2 / 2**20
     assert (where, why) == ("device", f"{len(source):,} images of 64 x 64 take {megabytes:,.0f} MB")
 
 
 def test_validation_images_that_take_too_much_memory_are_streamed(on_photos, monkeypatch):
     data = replace(on_photos.data, where="device", workers=0)
-    whole = EvalData(data, "val", distributed.World(CPU))
+    whole = EvalData(data, "val", World(CPU))
     monkeypatch.setattr(loader, "fits_memory", lambda *_: False)
-    with contextlib.closing(EvalData(data, "val", distributed.World(CPU))) as streamed:
+    with contextlib.closing(EvalData(data, "val", World(CPU))) as streamed:
         assert streamed.loader is not None
         for one, other in zip(whole.batches(), streamed.batches(), strict=True):
             assert torch.equal(one.images, other.images)
@@ -256,7 +256,7 @@ def test_ranks_on_a_machine_share_the_memory_for_batches(on_photos, monkeypatch)
     samples = Samples(open_dataset(data, "train"), 32)
     batches = 10 * 4 * 3 * 32**2 / autotune.SLOTS_SHARE
     monkeypatch.setattr(autotune, "host_memory_bytes", lambda: batches)
-    alone, four = (distributed.World(CPU, local_size=n) for n in (1, 4))
+    alone, four = (World(CPU, local_size=n) for n in (1, 4))
     slots = [len(autotune.open_loader(samples, data, w, Mock())[0].images) for w in (alone, four)]
     assert slots == [5, 2]
 
@@ -284,6 +284,6 @@ def test_a_quota_gives_no_cores_that_a_process_may_not_use(tmp_path, monkeypatch
 @pytest.mark.parametrize("where", ["device", "stream"])
 def test_an_evaluation_takes_as_many_images_at_once_as_fit(on_photos, where):
     data = replace(on_photos.data, where=where, workers=0)
-    world = distributed.World(CPU)
+    world = World(CPU)
     with contextlib.closing(EvalData(data, "val", world, batch_size=3)) as images:
         assert [len(batch.labels) for batch in images.batches()] == [3, 1]

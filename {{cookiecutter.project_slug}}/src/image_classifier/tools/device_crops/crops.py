@@ -52,13 +52,13 @@ def crop_by_products(images: Tensor, boxes: Tensor, size: int) -> Tensor:
     """
     height, width = images.shape[1:3]
     top, left, box_height, box_width = boxes.T
-    columns = resize_weights(left, box_width, width, size)
-    rows = resize_weights(top, box_height, height, size)
+    columns = crop_weights(left, box_width, width, size)
+    rows = crop_weights(top, box_height, height, size)
     narrow = images.permute(0, 3, 1, 2).float() @ columns[:, None].mT
     return (rows[:, None] @ narrow).permute(0, 2, 3, 1).contiguous()
 
 
-def resize_weights(first: Tensor, length: Tensor, count: int, size: int) -> Tensor:
+def crop_weights(first: Tensor, length: Tensor, count: int, size: int) -> Tensor:
     """How much each of `count` pixels adds to each of `size`: (batch, size, count) float32.
 
     These are scaled from a part of the pixels, `length` from `first` on, (batch,) whole numbers.
