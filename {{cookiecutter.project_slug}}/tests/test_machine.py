@@ -37,16 +37,38 @@ from image_classifier.runtime.launch import attempt
 CPU = torch.device("cpu")
 
 
-def test_a_container_limits_cores_and_memory(tmp_path, monkeypatch):
+# Of a container, and of a job of SLURM whose limits are those of a cgroup above its own.
+@pytest.mark.parametrize("cgroup", ["0::/", "0::/job_7/step_0"])
+def test_the_cgroups_of_a_job_limit_cores_and_memory(cgroup, tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "affinity", lambda _: range(8))
+    monkeypatch.setattr(machine, "proc", {"self/cgroup": f"{cgroup}\n"}.get)
+    folder = tmp_path / cgroup.split("/")[1]
+    folder.mkdir(exist_ok=True)
     for quota, cores in {"max 100000": 8, "200000 100000": 2, "50000 100000": 1}.items():
-        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+        (folder / "cpu.max").write_text(f"{quota}\n")
         assert machine.num_cores(tmp_path) == cores
-    (tmp_path / "memory.max").write_text(f"{2**30}\n")
-    (tmp_path / "memory.current").write_text(f"{2**30 - 7}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {2**29 - 7}\nactive_file 1\n")
+    (folder / "memory.max").write_text(f"{2**30}\n")
+    (folder / "memory.current").write_text(f"{2**30 - 7}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {2**29 - 7}\nactive_file 1\n")
     assert machine.host_memory_bytes(tmp_path) == 2**29  # files that were read are no loss
-    assert machine.host_memory_bytes(tmp_path / "nowhere") > 2**29
+    assert machine.host_memory_bytes(tmp_path.parent / "nowhere") > 2**29
+
+
+def test_cgroups_of_version_1_limit_cores_and_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "affinity", lambda _: range(8))
+    said = "4:memory:/job_7/step_0\n2:cpuacct,cpu:/job_7\n1:name=systemd:/\n0::/\n"
+    monkeypatch.setattr(machine, "proc", {"self/cgroup": said}.get)
+    files = {"cpu/job_7/cpu.cfs_period_us": 100_000, "memory/job_7/memory.usage_in_bytes": 2**29}
+    files |= {"memory/memory.limit_in_bytes": 2**63 - 4096, "memory/memory.usage_in_bytes": 2**40}
+    files |= {"memory/memory.stat": "", "memory/job_7/memory.limit_in_bytes": 2**30}
+    files["memory/job_7/memory.stat"] = "inactive_file 5\ntotal_inactive_file 9"
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{content}\n")
+    assert machine.host_memory_bytes(tmp_path) == 2**29 + 9
+    for quota, cores in {-1: 8, 300_000: 3}.items():
+        (tmp_path / "cpu/job_7/cpu.cfs_quota_us").write_text(f"{quota}\n")
+        assert machine.num_cores(tmp_path) == cores
 
 
 def test_memory_of_a_gpu_that_torch_keeps_unused_is_free(monkeypatch):

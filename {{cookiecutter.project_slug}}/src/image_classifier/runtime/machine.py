@@ -14,30 +14,56 @@ import torch
 
 from .platform import affinity, free_memory_bytes, install_command
 
-CGROUP = Path("/sys/fs/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+# Files of a cgroup, of version 2 and 1: the limit, what is used, and of that what files take.
+MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
-def num_cores(cgroup: Path = CGROUP) -> int:
-    """Cores that this process may use: its CPU affinity, limited by the container's quota.
+def cgroups(controller: str, root: Path) -> list[Path]:
+    """The folders of what limits this process by `controller`: its cgroup, and those above.
+
+    A container sees its own as the root; SLURM and systemd put theirs deep below it. Version 1 of
+    cgroups has a tree for each controller: https://docs.kernel.org/admin-guide/cgroup-v2.html
+    """
+    folders = []
+    for line in proc("self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(",") or not controllers:
+            own = root / (controller if controllers else "") / path.lstrip("/")
+            folders += [own, *own.parents]
+    return folders
+
+
+def num_cores(root: Path = CGROUPS) -> int:
+    """Cores that this process may use: its CPU affinity, limited by the quotas of its cgroups.
 
     `os.cpu_count` counts all cores of the host; threads beyond the quota are throttled.
     """
     cores = len(affinity(0))
-    with suppress(OSError, ValueError):  # no such file, or "max"
-        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
-        cores = min(cores, max(1, round(quota / period)))
+    for folder in cgroups("cpu", root):
+        for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+            with suppress(OSError, ValueError):  # no such file, or "max"
+                words = " ".join((folder / name).read_text() for name in names)
+                quota, period = map(int, words.split())
+                if quota > 0:  # -1: no limit
+                    cores = min(cores, max(1, round(quota / period)))
     return cores
 
 
-def host_memory_bytes(cgroup: Path = CGROUP) -> int:
-    """Free main memory: what the host has available, limited by the container's limit."""
+def host_memory_bytes(root: Path = CGROUPS) -> int:
+    """Free main memory: what the host has available, within the limits of its cgroups."""
     free = free_memory_bytes()
-    with suppress(OSError, ValueError):  # no such file, or "max"
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
-        # Of that are files that were read, whose memory the system gives back.
-        cached = re.search(r"\binactive_file (\d+)", (cgroup / "memory.stat").read_text())
-        free = max(0, min(free, limit - used + int(cached[1] if cached else 0)))
+    for folder in cgroups("memory", root):
+        for most, now, files in MEMORY_FILES:
+            with suppress(OSError, ValueError):  # no such file, or "max"
+                limit = int((folder / most).read_text())
+                used = int((folder / now).read_text())
+                # The system gives back the memory of files that were read.
+                cached = re.search(rf"\b{files} (\d+)", (folder / "memory.stat").read_text())
+                free = max(0, min(free, limit - used + int(cached[1] if cached else 0)))
     return free
 
 
