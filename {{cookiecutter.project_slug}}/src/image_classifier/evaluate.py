@@ -17,7 +17,6 @@ from .metrics import (
     counted_and_correct,
     find_metric,
     metric_title,
-    names_for,
     scores_text,
     words,
 )
@@ -136,7 +135,14 @@ def evaluate(
 
 def metric_names(source: Source) -> list[str]:
     """The metrics that there are of the images of `source`."""
-    return names_for(source, keeps_all(source))
+    has_all = keeps_all(source)
+    return [
+        name
+        for name, metric in METRICS.items()
+        if metric.task in ("", source.task)
+        and (has_all or not metric.needs_all)
+        and (name != "top5" or len(source.classes) > 5)
+    ]
 
 
 def keeps_all(source: Source) -> bool:

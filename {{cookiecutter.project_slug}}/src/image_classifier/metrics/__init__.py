@@ -19,7 +19,6 @@ from .table import (
     metric_number,
     metric_text,
     metric_title,
-    names_for,
     phrase,
     recalls,
     scale,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import one_hot
 
-from ..data import LEFT_OUT, Source
+from ..data import LEFT_OUT
 from ..errors import UserError
 from ..runtime.console import printable
 from .predictions import Predictions, calibrate, calibration_error
@@ -158,17 +158,6 @@ def find_metric(name: str) -> Metric:
             f"there is no metric {name!a} in METRICS of metrics/table.py: {', '.join(METRICS)}"
         )
     return METRICS[name]
-
-
-def names_for(source: Source, has_all: bool) -> list[str]:
-    """The metrics of images; `has_all`: the probabilities of all classes are kept."""
-    return [
-        name
-        for name, metric in METRICS.items()
-        if metric.task in ("", source.task)
-        and (has_all or not metric.needs_all)
-        and (name != "top5" or len(source.classes) > 5)
-    ]
 
 
 def better(name: str) -> int:
