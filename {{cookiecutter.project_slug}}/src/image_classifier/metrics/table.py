@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from ..data import LEFT_OUT
-from ..errors import UserError
+from ..errors import choose
 from ..runtime.console import printable
 from .predictions import Predictions, calibrate, calibration_error
 
@@ -153,11 +153,7 @@ MAIN = [name for name, metric in METRICS.items() if metric.function is None]
 
 def find_metric(name: str) -> Metric:
     """The metric `name`; `UserError` if there is none."""
-    if name not in METRICS:
-        raise UserError(
-            f"there is no metric {name!a} in METRICS of metrics/table.py: {', '.join(METRICS)}"
-        )
-    return METRICS[name]
+    return choose("metric", name, METRICS)
 
 
 def better(name: str) -> int:
