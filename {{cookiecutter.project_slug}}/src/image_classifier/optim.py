@@ -41,11 +41,10 @@ def build_schedule(
     return lr_at
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> float:
-    """Set the learning rate of all weights, scaled in some groups; return it."""
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of all weights, scaled in some groups."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
-    return lr
 
 
 def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:

@@ -45,11 +45,11 @@ class TrainState:
         """Whether these weights are the best so far."""
         return self.step == self.best_step
 
-    def record(self, score: float, slack: float = 0.0) -> bool:
-        """Take note of the score of these weights; whether they are the best so far.
+    def record(self, score: float, slack: float = 0.0) -> None:
+        """Take note of the score of these weights, which may be the best so far.
 
-        These are the latest that are at most `slack` behind the best score, which may be luck: as
-        the learning rate falls, later weights are better on other images.
+        The best are the latest that are at most `slack` behind the best score, which may be luck:
+        as the learning rate falls, later weights are better on other images.
         """
         self.num_worse += 1
         sign = better(self.best_by)
@@ -59,7 +59,6 @@ class TrainState:
             self.num_worse = 0
         if self.num_worse == 0 or sign * (best - score) <= slack:
             self.best_step = self.step
-        return self.is_best
 
     def early_stop(self, patience: int) -> str:
         """Why to stop early, once `patience` evaluations in a row were not better; else nothing."""
