@@ -74,7 +74,7 @@ def variants(config: Any, world: Any, precision: Any) -> dict[str, Callable[...,
     from image_classifier.data import Augmented
     from image_classifier.models import build_model
     from image_classifier.optim import build_optimizer
-    from image_classifier.parallel import wrap_ddp
+    from image_classifier.parallel import Replicas
     from image_classifier.tasks import Loss, class_loss
     from image_classifier.train import train_step
 
@@ -117,7 +117,7 @@ def variants(config: Any, world: Any, precision: Any) -> dict[str, Callable[...,
     }
     naive = updated(*example.pipeline_step(built(), world, loss_fn, "gpipe", 1))
     return {
-        "DDP": of_train(wrap_ddp(built(), world, config.compute)),
+        "DDP": of_train(Replicas(config.compute, world).wrap(built())),
         "pipeline of 1": naive,
     } | pipelines
 

@@ -38,7 +38,7 @@ from image_classifier.data.loader import TrainData
 from image_classifier.errors import EXIT_OUT_OF_MEMORY, FaultError
 from image_classifier.extensions import find_tool
 from image_classifier.models import build_model, models_by_name
-from image_classifier.parallel import wrap_ddp
+from image_classifier.parallel import Replicas
 from image_classifier.runtime import distributed
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.launch import run_in_processes
@@ -347,7 +347,7 @@ def talk_by_nccl():
     model = build_model(ModelConfig(name="resnet9", width=8), 10, 32)
     model = model.to(GPU, memory_format=torch.channels_last)
     world = SimpleNamespace(size=2, device=GPU)
-    ddp_model = wrap_ddp(model, world, ComputeConfig(gradient_dtype="bf16"))
+    ddp_model = Replicas(ComputeConfig(gradient_dtype="bf16"), world).wrap(model)
     ddp_model.compile()
     images = torch.randn(16, 3, 32, 32, device=GPU).contiguous(memory_format=torch.channels_last)
     with torch.autocast("cuda", torch.bfloat16):

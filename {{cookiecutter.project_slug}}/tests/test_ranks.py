@@ -75,7 +75,7 @@ def heard_warnings():
     compute = ComputeConfig(device="cpu")
     with distributed.join_world(compute) as world, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        parallel.wrap_ddp(nn.Linear(2, 2), world, compute)
+        parallel.Replicas(compute, world).wrap(nn.Linear(2, 2))
         for text in ("Grad strides do not match bucket view strides. This", "Another"):
             warnings.warn(text, stacklevel=1)
         return [str(warning.message) for warning in said]
@@ -188,7 +188,7 @@ def test_nodes_meet_over_the_network_that_reaches_the_first():
 
 def trained_with(config, **knobs):
     """Train as a rank, with these attributes of DDP; the number formats of what ranks added up."""
-    dtypes, wrap, reduce = set(), parallel.wrap_ddp, dist.all_reduce
+    dtypes, wrap, reduce = set(), parallel.Replicas.wrap, dist.all_reduce
 
     def wrapped(*arguments):
         model = wrap(*arguments)
@@ -196,7 +196,7 @@ def trained_with(config, **knobs):
             setattr(model, name, value)
         return model
 
-    parallel.wrap_ddp = wrapped
+    parallel.Replicas.wrap = wrapped
     dist.all_reduce = lambda tensor, **more: dtypes.add(tensor.dtype) or reduce(tensor, **more)
     train(config)
     return dtypes

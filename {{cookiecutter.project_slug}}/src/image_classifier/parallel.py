@@ -38,8 +38,22 @@ class Replicas:
         return optimizer
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model as it trains, wrapped by DDP: its backward pass averages gradients."""
-        return wrap_ddp(model, self.world, self.compute)
+        """The model as it trains: wrapped by DDP, if there are other ranks, to average gradients.
+
+        To share BatchNorm's statistics too: `nn.SyncBatchNorm.convert_sync_batchnorm(model)`, on
+        GPUs. Not with `static_graph`, which fails with `no_sync` (pytorch/pytorch#187732).
+        """
+        if self.world.size == 1:
+            return model
+        # Of 1 x 1 convolutions in channels_last, whose strides are ambiguous, and nothing is wrong.
+        # https://github.com/pytorch/pytorch/issues/47163
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+        devices = [self.world.device] if self.world.device.type == "cuda" else None
+        ddp_model = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+        ddp_model.broadcast_buffers = False  # before each forward pass; evaluations do it
+        if self.compute.gradient_dtype == "bf16":
+            ddp_model.register_comm_hook(None, bf16_compress_hook)
+        return ddp_model
 
     def whole(self, _: nn.Module) -> AbstractContextManager:
         """A block in which this rank has all weights of a model: any block."""
@@ -54,25 +68,6 @@ def open_parallel(config: Config, world: World) -> Replicas:
     """
     ways = (open_way(config, world) for open_way in functions("parallel", "open_parallel"))
     return next(filter(None, ways), Replicas(config.compute, world))
-
-
-def wrap_ddp(model: nn.Module, world: World, compute: ComputeConfig) -> nn.Module:
-    """The model as it trains: wrapped by DDP, if there are other ranks, to average gradients.
-
-    To share BatchNorm's statistics too: `nn.SyncBatchNorm.convert_sync_batchnorm(model)`, on GPUs.
-    Not with `static_graph`, which fails with `no_sync` (pytorch/pytorch#187732).
-    """
-    if world.size == 1:
-        return model
-    # Of 1 x 1 convolutions in channels_last, whose strides are ambiguous, and nothing is wrong.
-    # https://github.com/pytorch/pytorch/issues/47163
-    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-    devices = [world.device] if world.device.type == "cuda" else None
-    ddp_model = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-    ddp_model.broadcast_buffers = False  # before each forward pass; evaluations do it
-    if compute.gradient_dtype == "bf16":
-        ddp_model.register_comm_hook(None, bf16_compress_hook)
-    return ddp_model
 
 
 def choose_buckets(model: nn.Module, backward: Callable[[], object]) -> None:
