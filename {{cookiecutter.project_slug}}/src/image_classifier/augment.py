@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .config import AugmentConfig
-from .data import Augmented, Batch, TrainData, Windows, shift_and_flip, take
+from .data import Augmented, Batch, TrainData, shift_and_flip, take
 from .extensions import chained, functions
 from .preprocess import Normalize
 from .runtime import seeding
@@ -59,8 +59,6 @@ def build_crop_and_flip(
     device = data.world.device
     pad = size // 8 if augment.crop == "pad" else 0
     moves = pad > 0 or (augment.flip != "none" and data.cropper != "workers")  # who flip too
-    is_served = moves and data.cropper != "device" and Windows.serve(data, pad)
-    windows = Windows(data.pixels, pad) if is_served else None
     alternates = augment.flip == "alternating"
     sides = seeding.sides_at(seed, len(data)).to(device) if alternates else None
 
@@ -73,8 +71,6 @@ def build_crop_and_flip(
         flips = draws[:, 0] < 0.5 if augment.flip == "random" else None
         if sides is not None:  # in each epoch the other side
             flips = sides[batch.indices] ^ bool(step // data.steps_per_epoch % 2)
-        if windows is not None:
-            return windows(rows, shifts, flips)
         return shift_and_flip(pixels, shifts, flips, rows)
 
     return chained("crops", "change_crops", crop_and_flip, augment, data)

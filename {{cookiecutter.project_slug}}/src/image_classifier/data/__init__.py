@@ -16,7 +16,7 @@ from .datasets.parts import ROLES, check_own, divide, find_name, find_parts, loo
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
 from .decode import FORMATS, NPY_START, BadImageError, decode_image, image_pixels, unreadable
-from .gather import Windows, reflect, shift_and_flip
+from .gather import reflect, shift_and_flip
 from .loader import EvalData, TrainData
 from .samples import LEFT_OUT, Note, Samples
 from .shared_memory import SharedMemoryLoader
