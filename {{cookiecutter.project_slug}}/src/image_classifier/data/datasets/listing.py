@@ -58,7 +58,7 @@ def class_folders(place: bytes) -> list[bytes]:
     """The folders in `place` that may be classes, sorted; bytes, as names need not be text."""
     folders, _ = listing(place)
     paths = {name: os.path.join(place, name) for name in sorted(folders)}
-    return [name for name, path in paths.items() if has_image(path) or not holds_output(path)]
+    return [name for name, path in paths.items() if any(walk(path)) or not holds_output(path)]
 
 
 def fail(error: OSError) -> None:
@@ -88,18 +88,6 @@ def holds_output(path: bytes) -> bool:
         or any(name.endswith(b".safetensors") or name == b"quarantine.txt" for name in files)
         for top, folders, files in os.walk(path)
     )
-
-
-def has_image(path: bytes) -> bool:
-    """Whether there is an image below a folder; mostly its first file tells."""
-    try:
-        with os.scandir(path) as entries:
-            likely = (e for e in entries if has_suffix(e.name) and not e.name.startswith(b"."))
-            if not all(os.path.isdir(entry.path) for entry in likely):
-                return True
-    except OSError as error:
-        fail(error)
-    return next(walk(path), None) is not None
 
 
 def has_suffix(path: bytes) -> bool:
