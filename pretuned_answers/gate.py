@@ -57,7 +57,7 @@ class Gate(Extension):
 def _told_to_cookiecutter(name: str) -> Any:  # noqa: ANN401 - whatever it is
     """Return an argument of the call of cookiecutter, which hides them from templates; or None."""
     frame = inspect.currentframe()
-    while frame and not {"accept_hooks", "output_dir"} <= frame.f_locals.keys():
+    while frame and not {"accept_hooks", "output_dir"} <= {*frame.f_locals}:  # keys() may be a list
         frame = frame.f_back
     return frame.f_locals[name] if frame else None
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from collections import UserDict
 from importlib.metadata import distributions, packages_distributions
 from types import SimpleNamespace
 from unittest.mock import DEFAULT, Mock
@@ -93,6 +94,26 @@ def test_an_older_cookiecutter_is_refused_by_name(version, here, monkeypatch, ca
     said = f"ERROR: cookiecutter {version} is too old: take 2.6 or newer\n"
     assert capfd.readouterr().err == said
     assert not contents(here)
+
+
+class Locals(UserDict):
+    """Local variables of a frame as Python 3.13 has them: no dict."""
+
+    def keys(self):
+        """A list, which is no set."""
+        return [*self.data]
+
+
+def frame_of_3_13(frame):
+    """A frame and those that called it."""
+    caller = frame.f_back and frame_of_3_13(frame.f_back)
+    return SimpleNamespace(f_locals=Locals(frame.f_locals), f_back=caller)
+
+
+def test_frames_of_newer_pythons_tell_what_cookiecutter_was_told(here, monkeypatch):
+    newer = SimpleNamespace(currentframe=lambda: frame_of_3_13(sys._getframe(1)))
+    monkeypatch.setattr(gate, "inspect", newer)
+    assert render_with_cookiecutter(here).is_dir()
 
 
 def test_the_oldest_cookiecutter_shows_which_one_is_needed():
