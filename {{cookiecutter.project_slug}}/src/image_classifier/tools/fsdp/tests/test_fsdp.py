@@ -319,6 +319,22 @@ def test_all_ranks_skip_a_step_whose_gradients_are_not_finite_on_one(config, nam
         assert units == ["FSDPTransformerBlock"] * 3
 
 
+def saved_statistics(config):
+    """A statistic of BatchNorm on this rank, which was another on each, once it is saved."""
+    with join_world(config.compute, 20) as world:
+        state, saver = open_state(changed(config, model__name="resnet9"), world)
+        names = dict(state.model.named_buffers())
+        mean = next(buffer for name, buffer in names.items() if "running_mean" in name)
+        mean.fill_(5.0 + world.rank)
+        state.step = state.best_step = 1
+        saver.save(state, {"loss": 0.0, "step": 1})
+        return mean.unique().tolist()
+
+
+def test_a_checkpoint_has_the_statistics_of_one_rank_with_which_all_go_on(config):
+    assert run_ranks(2, saved_statistics, config) == [[5.0]] * 2
+
+
 def averaged(config):
     """The gradient here of a weight whose gradients are 256 and 1."""
     with join_world(config.compute, 20) as world:
