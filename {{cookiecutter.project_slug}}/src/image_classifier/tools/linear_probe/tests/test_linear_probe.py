@@ -279,6 +279,16 @@ def test_the_logits_of_a_network_are_what_was_fitted_whatever_it_multiplies_them
     torch.testing.assert_close(model(images), fitted[0])
 
 
+def test_all_layers_begin_to_learn_with_a_softer_probe_of_the_same_answers():
+    torch.manual_seed(0)
+    model = build_model(SMALL, 3, 32).eval()
+    nn.init.normal_(model.head.weight)
+    images = torch.rand(4, 3, 32, 32)
+    logits = model(images)
+    linear_probe.soften_head(model)
+    torch.testing.assert_close(model(images), 0.2 * logits)
+
+
 def test_features_of_files_that_have_changed_are_computed_anew(
     finetuned, on_photos, photos, tmp_path, capsys
 ):
