@@ -193,6 +193,18 @@ def test_a_page_shows_padded_images_where_the_model_sees_those(on_photos, monkey
     top = shown([*range(len(source))], [0] * len(source))[0, 0]  # of an image that is wide
     assert (top == top[0]).all()
     assert blank.call_args.args[1][0, :, 0].std(1).max() == 0
+    normalize.assert_called_once()
+
+
+def test_pictures_of_predict_are_of_images_as_the_network_gets_them(tmp_path, monkeypatch):
+    blank = Mock(return_value=torch.zeros(2, 4, 4))
+    monkeypatch.setattr(heat, "heat_maps", blank)
+    trained = Mock(normalize=lambda images: images / 255 - 0.5)
+    images = torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)
+    rows = [{"path": "a/1.jpg", "error": None}, {"path": "b/1.jpg", "error": None}]
+    files.write_pictures(tmp_path, trained, images, torch.tensor([1, 0]), rows, 8)
+    assert (blank.call_args.args[1] == 0.5).all()
+    assert {path.name for path in tmp_path.iterdir()} == {"0009-1.png", "0010-1.png"}
 
 
 @pytest.mark.usefixtures("pages")

@@ -138,6 +138,7 @@ def test_a_file_with_other_predictions_is_not_written(change, raw_code, run, mon
     assert "its predictions differ" in said
     assert list(Path(run, "export").iterdir()) == []
     assert main(["export", run, "--format", "pt2", "--raw"]) == raw_code
+    assert main(["export", run, "--format", "pt2", "--tolerance", "0.01"]) == raw_code
 
 
 @pytest.mark.parametrize(
