@@ -82,8 +82,10 @@ def test_unreadable_files_are_named_with_the_reason_and_join_the_list_of_a_user(
     assert main(["check", "--data.root", str(root)]) == 1
     said = capsys.readouterr().out
     assert all(line.isprintable() and line.isascii() for line in said.split("\n"))
-    bad = check(root)[1]["findings"]["unreadable"]
+    findings = check(root)[1]["findings"]
+    bad = findings["unreadable"]
     assert names(bad) == [{"train/ant/4.jpg"}, {hostile}]
+    assert findings["tiny"] == findings["uniform"] == []
     assert "truncated" in bad[0]["what"]
     assert "photos" not in bad[0]["what"]  # the reason alone
     listed, data = root.parent / "photos.cache/quarantine.txt", DataConfig("folder", str(root))

@@ -172,6 +172,13 @@ def test_no_more_than_a_share_of_the_images_are_candidates(root, capsys):
     assert "1 more are doubted, and beyond --share 0.17\n" in said
 
 
+def test_images_that_were_not_read_are_counted(root, capsys):
+    runs = write_runs(root, lambda path: [np.nan] * 2 if path == "ant/4.jpg" else knows(path))
+    assert main(["doubtful-labels", str(runs)]) == 0
+    said = capsys.readouterr().out
+    assert "0 of 11 images look mislabeled\n1 others could not be read, or have no" in said
+
+
 def test_of_several_labels_the_lines_say_which_one_is_missing(root, capsys):
     swap(root, "ant/0.jpg")
     runs = write_runs(root, lambda path: [1.08, 1] * np.array(knows(path)), "multi-label")
