@@ -89,6 +89,15 @@ def test_a_machine_that_is_lost_is_named(rank, hows, named, tmp_path):
         assert account == (named if named is None else "")
 
 
+def test_what_an_earlier_run_on_another_machine_left_is_no_answer(tmp_path):
+    about = {"process": 1, "step": 5, "line": "train.py:9 in train", "time": time.time()}
+    rows = ({"rank": 0, "host": "a", "how": "waits"}, {"rank": 1, "host": "old", "how": "left"})
+    (tmp_path / "beats").write_text("".join(json.dumps(row | about) + "\n" for row in rows))
+    world = World(torch.device("cpu"), rank=0, size=2)
+    account = heartbeat.account_of(tmp_path / "beats", world, ["a", "b"])
+    assert account.startswith("no answer from rank 1 on b (that machine is down,")
+
+
 def test_rows_of_ranks_are_those_that_are_whole(damaged, tmp_path):
     row = dict.fromkeys(("rank", "host", "process", "step", "line", "time", "how"), 1)
     path = tmp_path / "heartbeats"

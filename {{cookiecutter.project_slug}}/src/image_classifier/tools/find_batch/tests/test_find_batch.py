@@ -156,6 +156,8 @@ def test_the_fastest_step_counts_once_the_first_two_have_warmed_up(config, monke
     monkeypatch.setattr(trial, "step", lambda *_: now.append(now[-1] + next(seconds)))
     monkeypatch.setattr(finding, "perf_counter", lambda: now[-1])
     assert trial.measure(24).images_per_second == pytest.approx(24 / 0.25)
+    seconds = iter([finding.SLOW_SECONDS + 1])  # which is not repeated
+    assert trial.measure(24).seconds == pytest.approx(11)
 
 
 def test_one_process_is_measured_with_its_share_of_the_batch(config, monkeypatch):

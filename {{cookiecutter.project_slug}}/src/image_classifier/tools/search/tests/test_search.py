@@ -327,6 +327,13 @@ def test_a_trial_is_as_good_as_the_weights_in_its_best_pt(best_by, tmp_path):
     assert score == pytest.approx(0.9 if best_by == "top1" else -0.1)
 
 
+def test_a_trial_is_not_done_before_its_process_has_ended(tmp_path):
+    write_trial(tmp_path, 0, [0.5])
+    reported = run_trial(tmp_path / "000")
+    reported.process = SimpleNamespace(poll=Mock(side_effect=[None, 0]))
+    assert [reported.step()["done"] for _ in range(2)] == [False, True]
+
+
 def test_what_weights_reach_before_training_is_no_evaluation_of_a_trial(tmp_path):
     write_trial(tmp_path, 0, [0.5, 0.9])
     path = tmp_path / "000/metrics.jsonl"
