@@ -279,6 +279,19 @@ def test_the_logits_of_a_network_are_what_was_fitted_whatever_it_multiplies_them
     torch.testing.assert_close(model(images), fitted[0])
 
 
+def test_a_network_that_computes_on_after_its_last_layer_begins_at_zero(config, monkeypatch):
+    model, labels = build_model(SMALL, 2, 32), torch.arange(20) % 2
+    found = features.Features(torch.randn(20, model.head.in_features), labels, "computed")
+    monkeypatch.setattr(linear_probe, "compute_features", lambda *_: found)
+    monkeypatch.setattr(linear_probe, "rescale", lambda *_: False)
+    images = Mock(source=Source(labels, ("ant", "bee"), reader=len), weights=None)
+    setup = SimpleNamespace(config=config, world=ALONE, model=model, train_data=images)
+    note, is_fitted = linear_probe.fit_head(setup)
+    assert note == "the last layer begins at zero: the network computes on after it"
+    assert not is_fitted
+    assert not model.head.weight.any()
+
+
 def test_all_layers_begin_to_learn_with_a_softer_probe_of_the_same_answers():
     torch.manual_seed(0)
     model = build_model(SMALL, 3, 32).eval()
