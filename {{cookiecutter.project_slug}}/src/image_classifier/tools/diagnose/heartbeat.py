@@ -106,7 +106,7 @@ def account_of(path: Path, world: World, hosts: list[str]) -> str | None:
     is_cut = set(hows) == {"waits"}  # all are alive: the network between machines is not
     if is_cut:
         silent = [rank for rank, host in enumerate(hosts) if host != hosts[world.rank]]
-    if not silent:
+    if not silent or world.rank in silent:  # not even this rank could write
         return None
     if world.rank != min(set(range(world.size)) - {*silent}):
         return ""

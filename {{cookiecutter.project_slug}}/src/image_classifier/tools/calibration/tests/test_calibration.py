@@ -19,9 +19,11 @@ from image_classifier.evaluate import Scores
 from image_classifier.metrics import NO_DECISION, Decision
 from image_classifier.metrics.predictions import Predictions
 from image_classifier.metrics.table import METRICS, Metric
+from image_classifier.presets import smoke
 from image_classifier.tools.calibration import (
     decision as choosing,
 )
+from image_classifier.tools.calibration import observer
 from image_classifier.tools.calibration.decision import (
     NEVER,
     calibrated,
@@ -174,6 +176,30 @@ def test_a_label_of_few_images_has_the_threshold_of_all_labels():
     assert wanted[2] == choose_threshold(shares[:, 2], labels[:, 2] == 1, 0.9)
 
 
+@pytest.mark.parametrize("wish", [{"min_precision": 0.9}, {"error_cost": 5.0}])
+def test_images_that_could_not_be_read_choose_nothing(wish):
+    probabilities, labels = drawn(3.0)
+    found = predictions_of(probabilities, labels.clone())
+    found.predicted[:1000] = LEFT_OUT
+    found.source.labels[:1000] = (labels[:1000] + 1) % 5
+    decision = choosing.choose_decision(NO_DECISION, found, RunConfig(**wish))
+    wanted = choose_decision(probabilities[1000:], labels[1000:], **wish)
+    assert decision.temperature == pytest.approx(wanted.temperature)
+    assert decision.thresholds == pytest.approx(wanted.thresholds)
+
+
+def test_of_very_many_images_some_choose_what_all_classes_share(monkeypatch):
+    images = drawn(3.0)
+    monkeypatch.setattr(choosing, "MOST_NUMBERS", 5 * COUNT // 4)
+    assert choose_decision(*images).temperature == pytest.approx(3, rel=0.15)
+    draws = torch.Generator().manual_seed(0)
+    shares = torch.rand(200, 2, generator=draws)
+    labels = torch.rand(200, 2, generator=draws) < torch.tensor([0.9, 0.02]) * shares
+    monkeypatch.setattr(choosing, "MOST_NUMBERS", 200)
+    found = choosing.choose_thresholds(shares, labels, torch.ones(200, 2).bool(), 0.0)
+    assert found[1] == choose_threshold(shares[::2].flatten(), labels[::2].flatten())
+
+
 @pytest.mark.usefixtures("pages")
 def test_an_evaluation_is_fitted_once_and_its_checkpoint_page_and_text_have_that(
     config, monkeypatch, capsys
@@ -246,6 +272,7 @@ def test_two_wishes_at_once_and_errors_that_cost_less_than_abstentions_are_refus
     assert "--run.error-cost is for one label of each image" in several
     few = refusal("train", "smoke", "--run.error-cost", "0.5")
     assert "--run.error-cost 0.5 should be 1 or more, as an abstention costs 1" in few
+    assert changed(smoke(), run__error_cost=1.0).run.error_cost == 1
 
 
 def test_errors_among_the_predicted_by_their_share():
@@ -253,6 +280,17 @@ def test_errors_among_the_predicted_by_their_share():
     coverage, error = zip(*risk_by_coverage(scores, is_right), strict=True)
     assert coverage == (25, 50, 75, 100)
     assert error == pytest.approx((0, 0, 100 / 3, 50))
+
+
+def test_the_chart_of_errors_is_of_the_images_that_were_read():
+    scores = torch.tensor([0.9, 0.5, 0.7, 0.6])
+    shares = torch.stack((scores, 1 - scores), dim=1)
+    found = predictions_of(shares, torch.tensor([0, 0, 0, 1]))
+    found.predicted[1] = LEFT_OUT
+    report = Mock()
+    observer.build_section(Mock(predictions=found, decision=NO_DECISION), report)
+    _, lines = report.charts.line_chart.call_args.args
+    assert [round(error) for _, error in lines["errors"]] == [0, 0, 33]
 
 
 def test_where_all_answers_are_right_the_temperature_is_no_extreme():

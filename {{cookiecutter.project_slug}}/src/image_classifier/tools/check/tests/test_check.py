@@ -82,8 +82,10 @@ def test_unreadable_files_are_named_with_the_reason_and_join_the_list_of_a_user(
     assert main(["check", "--data.root", str(root)]) == 1
     said = capsys.readouterr().out
     assert all(line.isprintable() and line.isascii() for line in said.split("\n"))
-    bad = check(root)[1]["findings"]["unreadable"]
+    findings = check(root)[1]["findings"]
+    bad = findings["unreadable"]
     assert names(bad) == [{"train/ant/4.jpg"}, {hostile}]
+    assert findings["tiny"] == findings["uniform"] == []
     assert "truncated" in bad[0]["what"]
     assert "photos" not in bad[0]["what"]  # the reason alone
     listed, data = root.parent / "photos.cache/quarantine.txt", DataConfig("folder", str(root))
@@ -121,6 +123,7 @@ def test_validation_and_test_images_are_left_out_only_if_asked(root, capsys):
     shutil.copy(root / "train/ant/0.jpg", root / "test/ant/0.jpg")
     (root / "val/ant/broken.jpg").touch()  # no command could score it
     words = ["check", "--data.root", str(root)]
+    assert {*check(root)[1]["quarantine"]} == {"train/ant/0.jpg", "val/ant/broken.jpg"}
     assert main([*words, "--quarantine"]) == 0
     assert (
         "--quarantine-all leaves out 3 validation and test images, too" in capsys.readouterr().out
@@ -134,6 +137,22 @@ def test_validation_and_test_images_are_left_out_only_if_asked(root, capsys):
     added = ["val/ant/12.jpg", "val/bee/13.jpg", "val/bee/wrong.jpg"]
     assert [line.split("\t")[0] for line in listed if "broken" not in line][1:] == added
     assert main(words) == 0
+
+
+def test_another_label_in_training_says_nothing_against_that_of_a_held_out_image(root):
+    shutil.copy(root / PICTURE, root / "val/bee/0.jpg")
+    assert main(["check", "--data.root", str(root), "--quarantine-all"]) == 0
+    listed = (root.parent / "photos.cache/quarantine.txt").read_text()
+    assert listed == f"{PICTURE}\ta duplicate is in val: val/bee/0.jpg\n"
+
+
+def test_groups_are_advised_where_training_divides_the_images(root, capsys):
+    pytest.importorskip("image_classifier.tools.holdout")
+    for place in ("val/ant/0.jpg", *(f"train/ant/{number}.jpg" for number in range(100, 130))):
+        shutil.copy(root / PICTURE, root / place)
+    for folder, is_divided in ((root, True), (root / "train", False)):
+        assert main(["check", "--data.root", str(folder)]) == 1
+        assert ("stay in one split by --data.groups" in capsys.readouterr().out) != is_divided
 
 
 def test_odd_images_and_sizes(tmp_path, capsys):

@@ -6,6 +6,7 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,6 +41,26 @@ def test_a_rank_that_was_killed_is_named_with_its_place(config):
     assert re.search(account, found["message"])
 
 
+def test_a_rank_that_waits_for_others_says_so_and_one_that_is_done_says_that(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "is_peer_failure", lambda error: "peer" in str(error))
+    share = lambda hosts, own: hosts.__setitem__(slice(None), [own] * len(hosts))  # noqa: E731
+    monkeypatch.setattr(heartbeat.dist, "all_gather_object", share)
+    run = SimpleNamespace(dir=str(tmp_path))
+    world = World(torch.device("cpu"), rank=1, size=2)
+    setup = SimpleNamespace(world=world, config=SimpleNamespace(run=run))
+    own, of_peer = ValueError("own"), RuntimeError("peer")
+    for error, kind, how in ((of_peer, heartbeat.LostError, "waits"), (own, ValueError, "left")):
+        with pytest.raises(kind), heartbeat.watch(setup, SimpleNamespace(step=5)):
+            raise error
+        (row,) = heartbeat.rows_of(tmp_path / "heartbeats")
+        assert (row["rank"], row["step"], row["how"]) == (1, 5, how)
+    (tmp_path / "heartbeats").unlink()
+    (tmp_path / "heartbeats").mkdir()  # as if the disk were full: what others said is raised
+    with pytest.raises(RuntimeError, match="peer"), heartbeat.watch(setup, SimpleNamespace(step=5)):
+        raise of_peer
+
+
 @pytest.mark.parametrize(
     ("rank", "hows", "named"),
     [
@@ -61,10 +82,20 @@ def test_a_machine_that_is_lost_is_named(rank, hows, named, tmp_path):
     account = heartbeat.account_of(path, World(torch.device("cpu"), rank, 3), hosts)
     if named:
         assert re.findall(r"rank (\d) on", account) == [str(other) for other in named]
+        assert {*re.findall(r"last seen (\d+) s ago after step 5", account)} <= {"0", "1"}
         lost = f"or without {hosts[named[0]]}" if hosts[named[0]] != hosts[rank] else "to resume"
         assert account.endswith(lost)
     else:
         assert account == (named if named is None else "")
+
+
+def test_what_an_earlier_run_on_another_machine_left_is_no_answer(tmp_path):
+    about = {"process": 1, "step": 5, "line": "train.py:9 in train", "time": time.time()}
+    rows = ({"rank": 0, "host": "a", "how": "waits"}, {"rank": 1, "host": "old", "how": "left"})
+    (tmp_path / "beats").write_text("".join(json.dumps(row | about) + "\n" for row in rows))
+    world = World(torch.device("cpu"), rank=0, size=2)
+    account = heartbeat.account_of(tmp_path / "beats", world, ["a", "b"])
+    assert account.startswith("no answer from rank 1 on b (that machine is down,")
 
 
 def test_rows_of_ranks_are_those_that_are_whole(damaged, tmp_path):

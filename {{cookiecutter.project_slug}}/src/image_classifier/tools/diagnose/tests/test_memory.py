@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from conftest import changed
 
 from image_classifier.errors import FaultError
+from image_classifier.extensions import of_tools
 from image_classifier.models.resnet9 import ResNet9
 from image_classifier.runtime.launch import attempt
 from image_classifier.runtime.out_of_memory import (
@@ -52,12 +54,18 @@ def test_every_lack_of_memory_is_accounted_for(config, monkeypatch, capsys):
     taken = account["bytes"]
     assert taken["averaged weights"] == taken["weights"] >= taken["optimizer"] > 0
     assert taken["images"] > 64 * 32 * 32 * 3
+    assert taken["gradients"] == 0  # they are gone before a forward pass
     assert sum(taken.values()) == account["device"]["peak"]
     out, err = capsys.readouterr()
     assert (
         f"memory when it ran out: {config.run.dir}/memory/{names[1]}; activations and program take"
         in out
     )
+    can_recompute = "compute.gradient_checkpointing" in of_tools()
+    smaller = "a smaller --data.image-size or smaller --model.name needs less"
+    advice = memory.RECOMPUTE if can_recompute else smaller
+    most, peak = (n / 2**30 for n in (taken["activations and program"], account["device"]["peak"]))
+    assert f"take most, {most:.3g} of {peak:.3g} GB: {advice}\n" in out
     assert "started again from the last save with 8" in err
 
 
@@ -68,6 +76,15 @@ def test_the_same_lack_again_overwrites_nothing(config, monkeypatch):
             train(changed(config, optim__accumulate=16))
     name = "step_00000001_micro_1_rank0"
     assert list(accounts(config)) == [f"{name}.json", f"{name}_2.json"]
+
+
+def test_another_error_is_no_lack_of_memory(monkeypatch):
+    write = Mock()
+    monkeypatch.setattr(memory, "write_account", write)
+    for error in (ValueError("wrong shape"), torch.OutOfMemoryError(FAILURE)):
+        with pytest.raises(type(error)), memory.watch(None, None):
+            raise error
+    write.assert_called_once()
 
 
 def test_an_account_that_fails_hides_nothing(config, monkeypatch):

@@ -27,6 +27,9 @@ from image_classifier.tools.doubtful_labels import (
     folds,
 )
 from image_classifier.tools.doubtful_labels.picture import (
+    COLUMNS,
+    GAP,
+    LINE,
     SIDE,
     Tile,
     draw_tiles,
@@ -169,6 +172,13 @@ def test_no_more_than_a_share_of_the_images_are_candidates(root, capsys):
     assert "1 more are doubted, and beyond --share 0.17\n" in said
 
 
+def test_images_that_were_not_read_are_counted(root, capsys):
+    runs = write_runs(root, lambda path: [np.nan] * 2 if path == "ant/4.jpg" else knows(path))
+    assert main(["doubtful-labels", str(runs)]) == 0
+    said = capsys.readouterr().out
+    assert "0 of 11 images look mislabeled\n1 others could not be read, or have no" in said
+
+
 def test_of_several_labels_the_lines_say_which_one_is_missing(root, capsys):
     swap(root, "ant/0.jpg")
     runs = write_runs(root, lambda path: [1.08, 1] * np.array(knows(path)), "multi-label")
@@ -260,6 +270,21 @@ def test_an_image_that_cannot_be_read_is_gray_and_one_of_16_bits_is_drawn():
     assert page[20, 20].tolist() == [211] * 3
     assert page[SIDE // 2, SIDE + 90].tolist() == [255] * 3
     assert page.shape[2] == 3
+
+
+def test_each_image_has_its_own_caption_in_black_if_it_is_a_candidate():
+    def tile(gray, is_marked):
+        pixels = torch.full((SIDE, SIDE, 3), gray, dtype=torch.uint8)
+        return Tile(pixels, ("lilac",), is_marked)
+
+    tiles = [tile(100 + n, is_marked=n == 6) for n in range(8)]
+    page = np.asarray(draw_tiles(tiles))[:, :, 0]
+    height, width = SIDE + GAP + LINE, SIDE + GAP
+    for number in range(8):
+        top, left = GAP + number // COLUMNS * height, GAP + number % COLUMNS * width
+        assert (page[top : top + SIDE, left : left + SIDE] == 100 + number).all()
+        caption = page[top + SIDE : top + SIDE + LINE, left : left + SIDE]
+        assert (caption.min() < 64) == (number == 6)
 
 
 @pytest.mark.parametrize(

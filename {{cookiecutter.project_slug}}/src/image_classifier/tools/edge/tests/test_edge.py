@@ -14,6 +14,7 @@ from conftest import untrained_run
 from image_classifier.checkpoints import load_model
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
+from image_classifier.data import LEFT_OUT
 from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
 
@@ -105,12 +106,24 @@ def test_a_file_that_answers_otherwise_is_not_written(change, exported, run, cap
     assert names(run) == ["model.onnx"]
 
 
+def test_of_two_files_that_are_refused_neither_is_left(exported, run, monkeypatch):
+    parts = {"model.int8.bin": b"weights", "model.int8.xml": b"graph"}
+    unknown = lambda images: torch.full((len(images), 2), np.nan)  # noqa: E731
+    monkeypatch.setattr(edge, "variants", lambda *_: [(parts, unknown)])
+    Path(run, "export").mkdir()
+    for name in parts:
+        Path(run, "export", name).write_bytes(b"of other weights")
+    assert exported("--precision", "int8") == 1
+    assert names(run) == ["model.onnx"]
+
+
 def test_how_many_answers_may_change_is_an_option(exported, run, capsys):
     assert (
         exported("--precision", "int8", "--agreement", "0", int8=lambda images: 255 - images) == 0
     )
     assert names(run) == ["model.int8.onnx", "model.onnx"]
     assert " 4/4" not in capsys.readouterr().out.splitlines()[-1]
+    assert exported("--precision", "fp16", "--agreement", "1") == 0
 
 
 def test_the_interval_of_a_change_counts_only_images_that_changed():
@@ -118,6 +131,39 @@ def test_the_interval_of_a_change_counts_only_images_that_changed():
     assert change == pytest.approx(-0.006)
     assert margin == pytest.approx(1.96 * np.sqrt((11 / 1002 - (6 / 1002) ** 2) / 1002))
     assert edge.paired_change(0, 0, 100)[1] == pytest.approx(1.96 * np.sqrt(1 / 102 / 102))
+
+
+def test_the_change_is_that_from_the_model_to_the_file():
+    right, wrong = torch.tensor([0.9, 0.1]), torch.tensor([0.2, 0.8])
+    reference = exporting.Reference(
+        inputs=[torch.full((1, 1), n) for n in range(4)],
+        squares=[torch.full((1, 1), n) for n in range(4)],
+        probabilities=torch.stack((right, right, right, wrong)),
+        names=[""] * 4,
+        labels=torch.tensor([0, 0, 0, LEFT_OUT]),
+        to_probabilities=lambda found: found,
+        to_answers=lambda shares: shares.argmax(1)[:, None],
+    )
+
+    def predict(images):
+        return torch.stack([right if number < 2 else wrong for number in images[:, 0]])
+
+    found = edge.compare(predict, reference)
+    assert (found.same, found.count) == (3, 4)
+    assert (found.accuracy, found.change) == pytest.approx((2 / 3, -1 / 3))
+    assert edge.compare(lambda images: torch.full((len(images), 2), np.nan), reference).same == 0
+
+
+def test_the_table_has_images_per_second_of_one_and_of_a_batch(monkeypatch, capsys):
+    now = []
+    monkeypatch.setattr(edge.time, "perf_counter", lambda: float(sum(now)))
+    monkeypatch.setattr(edge, "SECONDS", 3)
+    answers = edge.Comparison(4, 4, 1.0, 0.0, 0.1, 0.0)
+    row = edge.Row("model.onnx", 2_000_000, lambda images: now.append(len(images) ** 0.5), answers)
+    squares = [torch.zeros(1, 2, 2, 3)] * 4
+    edge.print_table([row], type("Reference", (), {"squares": squares}))
+    found = capsys.readouterr().out.splitlines()[-1].split()
+    assert (found[1], *found[-2:]) == ("2.0", "1.0", f"{edge.BATCH**0.5:.1f}")
 
 
 GRAPH = """
@@ -177,6 +223,9 @@ def quantized(graph, monkeypatch):
         content = variants.int8_onnx(exact, None, options)
         weights = onnx.load_model_from_string(content).graph.initializer
         assert [8] in [list(w.dims) for w in weights if w.name.endswith("_scale")]  # per channel
+        zeros = [w for w in weights if w.name.endswith("_zero_point")]
+        assert (onnx.TensorProto.UINT8 in {zero.data_type for zero in zeros}) != is_symmetric
+        assert any(onnx.numpy_helper.to_array(zero).any() for zero in zeros) != is_symmetric
         pairs = (unfused(one, images) for one in (exact, content))
         return torch.dist(*pairs, p=torch.inf).item()
 
@@ -216,6 +265,7 @@ def test_a_mistake_is_answered_in_one_line(run, refusal, monkeypatch):
         "--format pt2 --precision int8": "--precision is for --format onnx and openvino",
         "--format openvino": "--format openvino needs onnx, onnxruntime, onnxscript, openvino: ",
         "--agreement 2": "--agreement 2 is not in 0",
+        "--symmetric --precision fp16": "--symmetric is of int8: --precision int8",
     }.items():
         assert expected in refusal("export", run, *words.split())
     assert not Path(run, "export").exists()
@@ -224,7 +274,10 @@ def test_a_mistake_is_answered_in_one_line(run, refusal, monkeypatch):
 def test_what_is_measured_are_the_images_of_training_while_they_are_there(run, tmp_path):
     trained = load_model(run, ComputeConfig(), World(torch.device("cpu")))
     options = exports.EdgeOptions(run=run, root=str(tmp_path), calibration_images=3)
-    assert len([*variants.training_images(trained, options)]) == 3
+    images = [*variants.training_images(trained, options)]
+    assert [(len(image), image.dtype) for image in images] == [(1, torch.uint8)] * 3
+    (raw, *_) = variants.training_images(trained, replace(options, raw=True))
+    torch.testing.assert_close(raw, trained.normalize(images[0].permute(0, 3, 1, 2)))
     data = replace(trained.config.data, root="gone")
     moved = replace(trained, config=replace(trained.config, data=data))
     with pytest.raises(UserError, match=str(tmp_path)):

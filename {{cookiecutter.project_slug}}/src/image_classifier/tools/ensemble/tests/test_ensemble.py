@@ -193,6 +193,7 @@ def test_runs_that_do_not_fit_together_are_refused_in_a_line(make, tmp_path, ref
     assert "--data.image-size 48, " in other("c", data__image_size=48)
     assert "--model.task multi-label, " in other("d", model__task="multi-label")
     assert "--data.bits 16, " in other("e", data__bits=16)
+    assert "--data.test-size 40, " in other("l", data__test_size=40)
     assert "--data.fit pad, " in other("f", data__fit="pad")
     assert "--augment.tta flip, " in other("g", augment__tta="flip")
     fewer = lambda saved: saved["state"]["model"].popitem()  # noqa: E731
@@ -296,9 +297,15 @@ def soup_of(*runs, folder):
     return ["ensemble", *runs, "--dir", str(folder), "--average", "weights", "--device", "cpu"]
 
 
-def alike(saved):
+def alike(saved, blue=0.25):
     """Give a checkpoint the usual normalization."""
-    saved |= {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.25]}
+    saved |= {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, blue]}
+
+
+def moved(saved):
+    """Let a checkpoint be of images elsewhere."""
+    alike(saved)
+    saved["config"]["data.root"] = "other"
 
 
 def test_averaged_weights_are_written_only_if_they_gain(make, tmp_path, monkeypatch, capsys):
@@ -321,10 +328,31 @@ def test_averaged_weights_are_written_only_if_they_gain(make, tmp_path, monkeypa
     assert "top-1 80.00%: the mean of their weights" in capsys.readouterr().out
     found = load_model(str(tmp_path / "yes"), COMPUTE, CPU)
     assert found.config.model.members == 1
+    assert (found.decision.temperature == 1) == (find_tool("decision", "calibration") is None)
     each = [load_model(run, COMPUTE, CPU).weights for run in runs]
     for name, weight in found.weights.items():
         wanted = torch.stack([weights[name] for weights in each]).mean(0)
         torch.testing.assert_close(weight, wanted, atol=1e-6, rtol=0)
+
+
+def test_where_less_is_better_the_mean_is_compared_with_the_least(
+    make, tmp_path, monkeypatch, capsys
+):
+    knobs = {"run__init_from": "w.pt", "run__best_by": "loss"}
+    runs = [make(f"run{n}", n, change=alike, **knobs) for n in range(2)]
+    scores = [0.5, 0.7, 0.6, 0.5, 0.7, 0.4]
+    found = LoadedModel.evaluate
+
+    def scored(*given):
+        scored_now = found(*given)
+        scored_now.known["loss"] = scores.pop(0)
+        return scored_now
+
+    monkeypatch.setattr(LoadedModel, "evaluate", scored)
+    for name, is_written in (("no", False), ("yes", True)):
+        assert main(soup_of(*runs, folder=tmp_path / name)) == 0
+        assert (tmp_path / name).exists() == is_written
+    assert "loss 0.4000: the mean of their weights" in capsys.readouterr().out
 
 
 def test_averaged_weights_are_judged_as_evaluate_judges(make, tmp_path, monkeypatch, capsys):
@@ -359,9 +387,12 @@ def test_weights_that_have_no_common_origin_are_not_averaged(make, tmp_path, ref
 
     assert "began with random weights" in said("a", init_from="")
     assert "began with those of v.pt" in said("b", init_from="v.pt")
+    assert "(--data.val-fraction 0.3, not " in said("e", data__val_fraction=0.3)
+    assert "(--data.root other, not " in said("g", change=moved)
     line = said("c", data__fold=1)
     assert "was validated on other images than" in line
     assert "(--data.fold 1, not 0)" in line
-    assert "are normalized otherwise than for" in said("d", change=None)
+    for name, own in (("d", None), ("f", lambda saved: alike(saved, blue=0.3))):
+        assert "are normalized otherwise than for" in said(name, change=own)
     scratch = [make(f"scratch{n}", n, change=alike) for n in range(2)]
     assert "began with random weights" in refusal(*soup_of(*scratch, folder=tmp_path / "mean"))

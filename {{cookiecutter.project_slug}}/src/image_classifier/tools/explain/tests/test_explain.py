@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import Shown, tiny, untrained_run
+from conftest import Shown, changed, tiny, untrained_run
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
@@ -16,7 +17,7 @@ from torchvision.models import VisionTransformer
 
 from image_classifier.cli import main
 from image_classifier.config import ModelConfig
-from image_classifier.data import walk
+from image_classifier.data import open_dataset, walk
 from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
 from image_classifier.models import build_model
@@ -136,6 +137,26 @@ def test_a_map_is_what_captum_multiplies():
     torch.testing.assert_close(found, maps / maps.amax((1, 2), keepdim=True))
 
 
+def test_heat_is_where_it_is_in_features_whose_channels_are_last():
+    class Last(nn.Module):
+        def forward(self, images):
+            return images.permute(0, 2, 3, 1)
+
+    images = torch.zeros(1, 5, 8, 8)
+    images[0, 1, 2, 6] = 1
+    model = nn.Sequential(Last(), nn.Flatten(), nn.Linear(5 * 64, 2))
+    nn.init.ones_(model[2].weight)
+    assert heat.heat_maps(model, images, torch.tensor([0])).argmax() == 2 * 8 + 6
+
+
+def test_images_of_16_bits_are_painted_as_those_of_8():
+    pixels = torch.randint(256, (2, 4, 4, 3), generator=torch.Generator().manual_seed(0))
+    deep = (257 * pixels).to(torch.uint16)
+    assert heat.painted(deep, torch.zeros(2, 4, 4)).equal(
+        heat.painted(pixels.byte(), torch.zeros(2, 4, 4))
+    )
+
+
 def test_the_model_stays_as_it_was_and_blocks_around_change_no_map():
     model, (images, colors, _) = resnet9(), squares(0)
     frozen = resnet9().requires_grad_(False)
@@ -160,6 +181,30 @@ def test_the_model_stays_as_it_was_and_blocks_around_change_no_map():
     assert not no_map[1]._forward_hooks
     torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
     assert state() == before
+
+
+def test_a_page_shows_padded_images_where_the_model_sees_those(on_photos, monkeypatch):
+    data = changed(on_photos, data__fit="pad", data__image_size=64).data
+    source = open_dataset(data, "val")
+    blank = Mock(return_value=torch.zeros(len(source), 64, 64))
+    monkeypatch.setattr(heat, "heat_maps", blank)
+    normalize = Mock(scale=torch.ones(1), side_effect=torch.Tensor.float)
+    shown = heat.open_explainer(None, normalize, SimpleNamespace(data=data, source=source))
+    top = shown([*range(len(source))], [0] * len(source))[0, 0]  # of an image that is wide
+    assert (top == top[0]).all()
+    assert blank.call_args.args[1][0, :, 0].std(1).max() == 0
+    normalize.assert_called_once()
+
+
+def test_pictures_of_predict_are_of_images_as_the_network_gets_them(tmp_path, monkeypatch):
+    blank = Mock(return_value=torch.zeros(2, 4, 4))
+    monkeypatch.setattr(heat, "heat_maps", blank)
+    trained = Mock(normalize=lambda images: images / 255 - 0.5)
+    images = torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)
+    rows = [{"path": "a/1.jpg", "error": None}, {"path": "b/1.jpg", "error": None}]
+    files.write_pictures(tmp_path, trained, images, torch.tensor([1, 0]), rows, 8)
+    assert (blank.call_args.args[1] == 0.5).all()
+    assert {path.name for path in tmp_path.iterdir()} == {"0009-1.png", "0010-1.png"}
 
 
 @pytest.mark.usefixtures("pages")
@@ -212,6 +257,7 @@ def test_predict_writes_a_picture_for_each_image(tmp_path, photos, monkeypatch, 
     assert {path: path.read_bytes() for path in folder.glob("*.png")} == shown
     with Image.open(next(iter(shown))) as image:
         assert (image.mode, image.size) == ("RGB", (32, 32))
+    files.open_folder(folder, files.MOST)
     monkeypatch.setattr(files, "MOST", 3)
     assert "of 3 at most: there are 6" in refusal(*words, *explain)
     monkeypatch.undo()

@@ -12,10 +12,13 @@ import torch
 from conftest import changed, untrained_run
 from safetensors import safe_open
 
-from image_classifier.checkpoints import loaded
+from image_classifier.checkpoints import load_model, loaded
 from image_classifier.cli import main
+from image_classifier.config import ComputeConfig
+from image_classifier.data import open_dataset
 from image_classifier.data.crops import fit_square, mean_color
 from image_classifier.errors import FaultError
+from image_classifier.runtime.distributed import World
 from image_classifier.runtime.platform import install_command
 from image_classifier.tools.export import export as exporting
 from image_classifier.tools.export import export_graph, formats
@@ -57,7 +60,28 @@ def test_safetensors_hold_the_weights_and_how_to_use_them(run, capsys):
     torch.testing.assert_close(weights, saved, rtol=0, atol=0)
     assert about["classes"] == ["ant", "bee"]
     assert (about["side"], about["step"], about["mean"]) == (32, 7, [0.5, 0.4, 0.3])
+    assert (about["std"], about["fit"], about["channels"]) == ([0.2, 0.3, 0.25], "crop", 3)
+    assert about["inputs"].startswith("(batch, height, width, 3) uint8: red, green and blue")
     assert str(Path(run).parent) not in json.dumps(about)  # the file leaves this machine
+
+
+def test_padded_images_are_answered_as_by_the_model(config, photos):
+    run = untrained_run(changed(config, data__fit="pad"), photos)
+    assert main(["export", run, "--format", "safetensors"]) == 0
+    with safe_open(Path(run, "export", "model.safetensors"), "pt") as file:
+        assert json.loads(file.metadata()["about"])["fit"] == "pad"
+
+
+def test_an_answer_is_the_class_and_whether_the_prediction_counts(config, photos):
+    pytest.importorskip("image_classifier.tools.calibration")
+    run = untrained_run(config, photos, thresholds=(0.8,))
+    trained = load_model(run, ComputeConfig(device="cpu"), World(torch.device("cpu")))
+    source = open_dataset(trained.config.data, "val")
+    reference = exporting.predict_with_model(trained, source, is_raw=False)
+    found = reference.to_answers(torch.tensor([[0.9, 0.1], [0.3, 0.7]]))
+    assert found.tolist() == [[0, 1], [1, 0]]
+    raw = exporting.predict_with_model(trained, source, is_raw=True)
+    torch.testing.assert_close(raw.probabilities, reference.probabilities)
 
 
 def test_a_run_in_bf16_is_exported_in_float32(config, photos, monkeypatch):
@@ -114,6 +138,7 @@ def test_a_file_with_other_predictions_is_not_written(change, raw_code, run, mon
     assert "its predictions differ" in said
     assert list(Path(run, "export").iterdir()) == []
     assert main(["export", run, "--format", "pt2", "--raw"]) == raw_code
+    assert main(["export", run, "--format", "pt2", "--tolerance", "0.01"]) == raw_code
 
 
 @pytest.mark.parametrize(
@@ -174,6 +199,20 @@ def test_rounded_pixels_are_no_fault_and_a_fault_is_ascribed_to_its_half(
             verified()
         assert said in str(raised.value)
         assert "most for 'photos/ant/7.jpg'" in str(raised.value)
+
+
+def test_a_file_that_resizes_otherwise_than_its_graph_is_blamed_for_that(monkeypatch):
+    square = torch.full((1, 8, 8, 1), 100, dtype=torch.uint8)
+    monkeypatch.setattr(exporting, "resized_square", lambda *_: square.permute(0, 3, 1, 2).float())
+
+    def shares(images):
+        return torch.tensor([[0.9, 0.1] if images.shape[1] == 8 else [0.7, 0.3]])
+
+    known = {"inputs": [square.new_full((1, 9, 9, 1), 100)], "squares": [square]}
+    reference = SimpleNamespace(probabilities=torch.tensor([[0.9, 0.1]]), **known)
+    module = SimpleNamespace(data=SimpleNamespace(eval_size=8, fit="crop"), color=None)
+    fault = exporting.blame(0, shares, module, reference, 1e-3)
+    assert fault == "resizing, of which pixels differ by 0, and not the network"
 
 
 def test_a_graph_that_resizes_otherwise_is_refused_and_named(run, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """The batch-size finder: which sizes it tries, where it stops, what it concludes."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -69,6 +70,17 @@ def test_a_step_that_runs_out_of_memory_bounds_the_size_from_above(config, monke
     assert [size.images for size in search(config).sizes] == [2, 3, 4, 5]
 
 
+def test_an_error_that_is_no_lack_of_memory_is_not_hidden(config, monkeypatch):
+    monkeypatch.setattr(finding.Trial, "step", Mock(side_effect=RuntimeError("wrong shape")))
+    with pytest.raises(RuntimeError, match="wrong shape"):
+        search(config)
+
+
+def test_a_size_that_is_nearly_as_fast_as_the_fastest_is_enough():
+    sizes = [finding.Size(images, rate, 1) for images, rate in ((4, 90), (8, 96), (16, 100))]
+    assert finding.Found(sizes, 1, "memory", 4).enough.images == 8
+
+
 @pytest.mark.parametrize("most", [0, 1])
 def test_the_last_resort_is_one_image(config, monkeypatch, most):
     pretend(monkeypatch, room=10**9, fits_up_to=most)
@@ -97,7 +109,8 @@ def test_room_for_twice_the_batch_is_told_and_what_made_it(config, monkeypatch):
 def test_a_faster_batch_comes_with_a_learning_rate(config, monkeypatch, name, lr):
     pretend(monkeypatch, room=10**9)
     config = bf16(config, data__batch_size=4, optim__name=name, optim__lr=0.5)
-    *_, advice = concluded(search(config), config, processes=2)
+    *_, what, _, advice = concluded(search(config), config, processes=2)
+    assert what.startswith("--data.batch-size 8, 4 images at once, takes")
     assert advice.startswith(f'try: {{"data__batch_size": 32, "optim__lr": {lr}}} (')
 
 
@@ -108,7 +121,9 @@ def test_a_batch_that_does_not_fit_is_divided_and_one_that_fits_is_not(config, m
     assert advice.startswith('try: {"optim__accumulate": 4} (')
     pretend(monkeypatch, room=10**9)
     config = bf16(config, optim__accumulate=4)
-    assert concluded(search(config), config)[-1].startswith('try: {"optim__accumulate": 1} (')
+    *_, what, _, advice = concluded(search(config), config)
+    assert what.startswith("--data.batch-size 16, 4 images at once, takes")
+    assert advice.startswith('try: {"optim__accumulate": 1} (')
 
 
 def test_a_size_that_was_not_reached_is_not_said_not_to_fit(config, monkeypatch):
@@ -127,6 +142,28 @@ def test_the_steps_are_those_of_training_but_change_no_weight(config, monkeypatc
     assert trial.training.state.step >= 2 + finding.MIN_STEPS
     assert (size.images, size.peak_bytes > 2**26) == (24, True)
     torch.testing.assert_close(list(trial.training.state.model.parameters()), before)
+
+
+def test_a_cpu_leaves_a_tenth_of_its_memory_to_others(config, monkeypatch):
+    monkeypatch.setattr(finding, "peak_memory_bytes", lambda: 300)
+    monkeypatch.setattr(finding, "host_memory_bytes", lambda: 700)
+    assert finding.Trial(config, CPU, TrainData(config, CPU)).total_bytes == 900
+
+
+def test_the_fastest_step_counts_once_the_first_two_have_warmed_up(config, monkeypatch):
+    trial = finding.Trial(config, CPU, TrainData(config, CPU))
+    seconds, now = iter((0.1, 0.1, 0.5, 0.25, 0.4)), [0.0]
+    monkeypatch.setattr(trial, "step", lambda *_: now.append(now[-1] + next(seconds)))
+    monkeypatch.setattr(finding, "perf_counter", lambda: now[-1])
+    assert trial.measure(24).images_per_second == pytest.approx(24 / 0.25)
+    seconds = iter([finding.SLOW_SECONDS + 1])  # which is not repeated
+    assert trial.measure(24).seconds == pytest.approx(11)
+
+
+def test_one_process_is_measured_with_its_share_of_the_batch(config, monkeypatch):
+    pretend(monkeypatch, room=10**9)
+    found = finding.find_batch(config, lambda **_: "", 8, processes=2)
+    assert found.configured == 8
 
 
 def test_the_command_writes_two_files_and_says_what_to_try(tmp_path, monkeypatch, capsys):

@@ -25,6 +25,7 @@ from conftest import (
     train_until,
     write_photo,
 )
+from safetensors.torch import load_file
 
 from image_classifier.checkpoints import (
     saving as checkpoint_files,
@@ -119,6 +120,8 @@ def test_a_run_goes_on_with_other_numbers_of_ranks_and_ends_in_the_form_of_one_f
         for run in (often, unbroken)
     )
     torch.testing.assert_close(state, same, rtol=1e-3, atol=1e-4)
+    averaged = read_checkpoint(folder / "best.pt")["state"]["ema"]
+    torch.testing.assert_close(load_file(folder / "best.safetensors"), dict(averaged))
     best = json.loads(Path(often.run.dir, "status.json").read_text())["result"]
     assert main(["evaluate", often.run.dir]) == 0
     assert f"loss {best['val/loss']:.4f}" in capsys.readouterr().out
@@ -254,6 +257,15 @@ def test_a_save_that_ends_early_leaves_the_one_before_it(saved_once):
         assert [step for step in found if isinstance(step, int)] == [1] * 8 + [2] * 2
 
 
+def test_a_folder_whose_weights_have_changed_is_left_for_the_one_before_it(saved_once, config):
+    shutil.copytree(saved_once[0], config.run.dir)
+    shard = max(Path(config.run.dir, "checkpoints", "step_00000002").glob("*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    assert read_newest(config.run, ALONE)["state"]["step"] == 1
+
+
 def test_a_disk_that_is_full_at_the_end_of_a_run_costs_no_checkpoint(
     saved_once, config, monkeypatch
 ):
@@ -307,6 +319,49 @@ def test_all_ranks_skip_a_step_whose_gradients_are_not_finite_on_one(config, nam
         assert units == ["FSDPTransformerBlock"] * 3
 
 
+def saved_statistics(config):
+    """A statistic of BatchNorm on this rank, which was another on each, once it is saved."""
+    with join_world(config.compute, 20) as world:
+        state, saver = open_state(changed(config, model__name="resnet9"), world)
+        names = dict(state.model.named_buffers())
+        mean = next(buffer for name, buffer in names.items() if "running_mean" in name)
+        mean.fill_(5.0 + world.rank)
+        state.step = state.best_step = 1
+        saver.save(state, {"loss": 0.0, "step": 1})
+        return mean.unique().tolist()
+
+
+def test_a_checkpoint_has_the_statistics_of_one_rank_with_which_all_go_on(config):
+    assert run_ranks(2, saved_statistics, config) == [[5.0]] * 2
+
+
+def averaged(config):
+    """The gradient here of a weight whose gradients are 256 and 1."""
+    with join_world(config.compute, 20) as world:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
+        shards.shard(model, Precision("bf16", config.compute, config.optim, world.device), world)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.full((1, 2), 1.0 if world.rank else 256.0)).sum().backward()
+        return model[0].weight.grad.to_local().flatten().tolist()
+
+
+def test_gradients_of_bf16_are_averaged_in_float32(config):
+    assert run_ranks(2, averaged, config) == [[128.5] * 2] * 2  # bf16 has 128 or 129
+
+
+def filled(config):
+    """This rank's part of a weight of one row, which is filled from all of it."""
+    with join_world(config.compute, 20) as world:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False))
+        shards.shard(model, Precision("fp32", config.compute, config.optim, world.device), world)
+        checkpoints.copy_part(torch.full((1, 2), 7.0), model[0].weight)
+        return model[0].weight.to_local().tolist()
+
+
+def test_of_a_weight_that_is_too_short_for_all_ranks_the_last_has_nothing(config):
+    assert run_ranks(2, filled, config) == [[[7.0, 7.0]], []]
+
+
 def test_a_rank_without_images_to_evaluate_waits_for_nobody(config, tmp_path):
     for number in range(8):
         split = "train" if number < 6 else "val"
@@ -318,9 +373,10 @@ def test_a_rank_without_images_to_evaluate_waits_for_nobody(config, tmp_path):
 
 
 MUON = [{"optim__name": "muon"}] * ("muon" in OPTIMIZERS)
+REFUSED = [{"precision": "fp16"}, {"compute__compile": True}, {"compute__gradient_dtype": "bf16"}]
 
 
-@pytest.mark.parametrize("knobs", [*MUON, {"precision": "fp16"}, {"compute__compile": True}])
+@pytest.mark.parametrize("knobs", [*MUON, *REFUSED])
 def test_what_needs_whole_weights_is_refused(config, knobs):
     with pytest.raises(
         UserError, match=r"^--\S+ (\w+ )?does not work with --compute.parallel fsdp;"

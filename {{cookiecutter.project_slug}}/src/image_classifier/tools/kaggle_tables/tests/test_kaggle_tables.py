@@ -1,6 +1,7 @@
 """Columns by their cells, files as the disk has them, and names that may be a mistake."""
 
 import json
+import os
 import re
 from unicodedata import normalize
 
@@ -10,6 +11,7 @@ from conftest import ANT_BEE, beside, paths_of
 from image_classifier.config import DataConfig
 from image_classifier.data.datasets import open_dataset
 from image_classifier.errors import UserError
+from image_classifier.tools.kaggle_tables import disk
 
 pytest.importorskip("image_classifier.tools.label_table")
 
@@ -47,6 +49,8 @@ def test_columns_of_parts_together_or_unclear_ones_are_no_classes(opened):
     assert source.notes[0].endswith("; labels: columns ant, bee; ignored columns: valid")
     table = [["path", "is_valid", "split", "ant"], [0, 1, "train", 1], [1, 0, "val", 0]]
     assert (paths_of(opened(table)), opened(table).classes) == (["0"], ("ant",))
+    source = opened(beside("dataset", ["train", "coco", "voc", "voc", "coco", "val"]))
+    assert source.notes[0].endswith("ignored columns: dataset")
     for name in ("set", "Partition", "data set", "phase"):
         table = beside(name, ["train", "train", "valid", "test", "train", "train"])
         assert paths_of(opened(table, "test")) == ["3"]
@@ -130,6 +134,14 @@ def test_a_path_in_another_unicode_form_is_the_file_on_the_disk(opened):
     assert paths_of(opened(table, files=files)) == files
     table.append([files[0], "a"])
     assert any("1 rows repeat another" in note for note in opened(table).notes)
+
+
+def test_a_file_that_comes_later_is_found(tmp_path):
+    os.utime(tmp_path, (1, 1))
+    root = os.path.join(bytes(tmp_path), b"")
+    assert disk.on_disk(b"a", root) == b"a"
+    (tmp_path / "a.jpg").touch()
+    assert disk.on_disk(b"a", root) == b"a.jpg"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from conftest import changed, logged, run_ranks, train_until
@@ -24,6 +25,7 @@ from image_classifier.data import DATASETS, LEFT_OUT, Source
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.errors import FaultError, UserError
 from image_classifier.models import build_model
+from image_classifier.runtime.distributed import World
 from image_classifier.tools.linear_probe import features
 from image_classifier.tools.linear_probe import (
     head as linear_probe,
@@ -34,6 +36,7 @@ from image_classifier.tools.linear_probe.head import (
 )
 from image_classifier.train import train
 
+ALONE = World(torch.device("cpu"))
 SMALL = ModelConfig(name="resnet9_gn", width=8)
 
 
@@ -182,6 +185,25 @@ def test_the_penalty_is_that_of_the_best_answers_to_images_that_were_left_out(mo
     assert note == f"{share} of the labels right in cross-validation"
 
 
+def test_classes_have_the_penalty_of_the_best_answers_and_labels_that_of_the_lowest_loss(
+    monkeypatch,
+):
+    labels = torch.arange(40) % 2
+
+    def predict(model, *_, **__):  # of a weak penalty more certain, though twice wrong
+        shares = np.where(labels == 1, 0.6, 0.4)
+        if model[-1].C > 1e-3:
+            shares = np.where(labels.roll(1) == 1, 0.05, 0.95)
+            shares[:2] = 1 - shares[:2]
+        return np.stack((1 - shares, shares), axis=1)
+
+    monkeypatch.setattr("sklearn.model_selection.cross_val_predict", predict)
+    values = torch.randn(40, 3)
+    assert "C = 0.0001, top-1 100.00%" in fit_classes(values, labels, True, 0).note
+    note = fit_labels(values, labels[:, None].to(torch.int8), True, 0).note
+    assert note.startswith("95.00% of the labels right")
+
+
 def test_each_label_has_a_regression_of_its_own_and_what_is_unknown_does_not_count():
     torch.manual_seed(0)
     values = torch.randn(80, 4)
@@ -231,6 +253,55 @@ def test_images_of_more_weight_count_more():
     assert heavy.bias[1] > plain.bias[1] + 0.5
 
 
+def test_only_images_that_are_known_count_each_with_its_own_weight():
+    torch.manual_seed(0)
+    values, weights, labels = torch.randn(40, 3), torch.rand(40), torch.arange(40) % 2
+    labels[:9] = LEFT_OUT
+    found, wanted = nn.Linear(3, 2), nn.Linear(3, 2)
+    linear_probe.fit_layer(found, features.Features(values, labels, ""), weights, 0)
+    linear_probe.fit_layer(wanted, features.Features(values[9:], labels[9:], ""), weights[9:], 0)
+    torch.testing.assert_close(found.weight, wanted.weight)
+    several = torch.stack((labels, torch.arange(40) // 20), dim=1).to(torch.int8)
+    all_known = fit_labels(values[9:], several[9:], True, 0, weights[9:])
+    some = fit_labels(values, several, True, 0, weights)
+    torch.testing.assert_close(some.weight[0], all_known.weight[0])
+
+
+def test_the_logits_of_a_network_are_what_was_fitted_whatever_it_multiplies_them_by(config):
+    torch.manual_seed(0)
+    model = build_model(SMALL, 3, 32).eval()
+    nn.init.normal_(model.head.weight)
+    fitted, images = [], torch.rand(4, 3, 32, 32)
+    hook = model.head.register_forward_hook(lambda *call: fitted.append(call[2]))
+    model(images)
+    hook.remove()
+    assert linear_probe.rescale(model, model.head, config)
+    torch.testing.assert_close(model(images), fitted[0])
+
+
+def test_a_network_that_computes_on_after_its_last_layer_begins_at_zero(config, monkeypatch):
+    model, labels = build_model(SMALL, 2, 32), torch.arange(20) % 2
+    found = features.Features(torch.randn(20, model.head.in_features), labels, "computed")
+    monkeypatch.setattr(linear_probe, "compute_features", lambda *_: found)
+    monkeypatch.setattr(linear_probe, "rescale", lambda *_: False)
+    images = Mock(source=Source(labels, ("ant", "bee"), reader=len), weights=None)
+    setup = SimpleNamespace(config=config, world=ALONE, model=model, train_data=images)
+    note, is_fitted = linear_probe.fit_head(setup)
+    assert note == "the last layer begins at zero: the network computes on after it"
+    assert not is_fitted
+    assert not model.head.weight.any()
+
+
+def test_all_layers_begin_to_learn_with_a_softer_probe_of_the_same_answers():
+    torch.manual_seed(0)
+    model = build_model(SMALL, 3, 32).eval()
+    nn.init.normal_(model.head.weight)
+    images = torch.rand(4, 3, 32, 32)
+    logits = model(images)
+    linear_probe.soften_head(model)
+    torch.testing.assert_close(model(images), 0.2 * logits)
+
+
 def test_features_of_files_that_have_changed_are_computed_anew(
     finetuned, on_photos, photos, tmp_path, capsys
 ):
@@ -257,6 +328,46 @@ def test_features_of_what_no_digest_knows_are_not_kept(finetuned, monkeypatch, t
     for _ in range(2):
         train(config)
         assert "features, computed " in capsys.readouterr().out
+
+
+def test_features_are_known_by_all_that_they_depend_on_and_by_nothing_else(config):
+    def digest_of(split="train", **knobs):
+        own = changed(config, **knobs)
+        return features.digest(own, SimpleNamespace(source=shapes(own.data, split)), model)
+
+    torch.manual_seed(0)
+    model = build_model(SMALL, 3, 32)
+    known = digest_of()
+    found = {known, digest_of(data__image_size=48), digest_of("val")}
+    with torch.no_grad():
+        model.head.weight.add_(1)
+        assert digest_of(seed=9, optim__lr=9.0, run__dir="other") == known
+        next(model.parameters()).add_(1)
+    assert len(found | {digest_of()}) == 4
+
+
+def test_features_are_not_kept_while_an_image_cannot_be_read(config, monkeypatch, tmp_path):
+    found = torch.zeros(4, 3), torch.tensor([0, LEFT_OUT, 1, 0])
+    compute = Mock(return_value=found)
+    monkeypatch.setattr(features, "features_of", compute)
+    config = changed(config, data__cache=str(tmp_path / "kept"))
+    setup = SimpleNamespace(config=config, model=build_model(SMALL, 2, 32), world=ALONE)
+    for _ in range(2):
+        features.compute_features(setup, SimpleNamespace(source=shapes(config.data, "train")))
+    assert compute.call_count == 2
+
+
+def test_a_cache_keeps_the_newest_features(tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "MOST_FILES", 2)
+    for time, name in enumerate(("features-c.pt", "features-a.pt", "features-b.pt", "images")):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time, time))
+    features.forget_oldest(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "features-a.pt",
+        "features-b.pt",
+        "images",
+    }
 
 
 @pytest.mark.parametrize("workers", [0, 2])

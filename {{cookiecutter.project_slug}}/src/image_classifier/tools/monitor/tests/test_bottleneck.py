@@ -20,6 +20,7 @@ from image_classifier.train import train
 LOADING = "Loading is the limit: 100 images/s, while the model could take 200. Try "
 MODEL = "The model is the limit: 100 images/s"
 CPU, GPU = World(torch.device("cpu"), size=2), World(torch.device("mps"))
+SHARED = World(torch.device("cpu"), size=2, local_size=2)  # two processes on one machine
 HOUR = {"total_steps": 11250, "batch_size": 32, "world": CPU}  # at 100 images/s
 IDLE, DECODED = (SimpleNamespace(num_filled=count, busy_seconds=4.0) for count in (0, 300))
 
@@ -31,6 +32,7 @@ IDLE, DECODED = (SimpleNamespace(num_filled=count, busy_seconds=4.0) for count i
         (0.5, "", {"workers": 1}, f"{LOADING}`prepare`, which stores the images smaller or "),
         (0.5, "raw", {"workers": 1}, f"{LOADING}--data.workers 2 (now 1)."),
         (0.5, "raw", {}, f"{LOADING}more CPU cores, or a smaller --data.image-size."),
+        (0.5, "raw", {"workers": 1, "world": SHARED}, f"{LOADING}more CPU cores, or a smaller"),
         (0.05, "", {}, f"{MODEL}. Try a smaller --model.name or --data.image-size."),
         (0.05, "", {"world": GPU}, f"{MODEL}. Try --compute.compile."),
         (0.05, "", {"loader": DECODED}, f"{MODEL}, while loading could give 300. Try a smaller"),

@@ -88,6 +88,14 @@ def test_a_device_is_measured_by_several_products_between_two_waits(monkeypatch)
     assert found == len(products) * 2 * 16**3 == 10 * 2 * 16**3  # in the second that it took
 
 
+def test_the_peak_of_a_device_is_that_of_its_fastest_product(monkeypatch):
+    times = iter((0, 0.06, 1, 1.03, 2, 2.04))
+    monkeypatch.setattr(flops, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setitem(flops.PRODUCTS, "cpu", (16, 1))
+    found = flops.matmul_flops.__wrapped__(torch.device("cpu"), torch.float32)
+    assert found == pytest.approx(2 * 16**3 / 0.03)
+
+
 def test_on_the_fastest_gpu_a_wait_is_a_small_part_of_what_is_measured():
     size, count = flops.PRODUCTS["cuda"]
     fastest = max(half for half, _ in flops.DATASHEETS.values())

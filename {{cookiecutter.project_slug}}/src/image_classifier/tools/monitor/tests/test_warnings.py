@@ -46,6 +46,12 @@ def test_a_learning_rate_that_is_far_from_published_ones_is_said(name, lr, batch
         assert bool(sanity_checks.unusual_lr(changed(far, run__init_from="x"))) == (factor != 0.002)
 
 
+def test_without_momentum_the_usual_learning_rate_is_ten_times_as_large():
+    config = changed(smoke(), optim__name="sgd", optim__lr=10.0, data__batch_size=256)
+    assert "is 1e+02 times the usual" in sanity_checks.unusual_lr(config)
+    assert sanity_checks.unusual_lr(changed(config, optim__momentum=0.0)) == ""
+
+
 @pytest.mark.usefixtures("pages")
 def test_a_run_says_its_mistakes_and_goes_on(config, monkeypatch, capsys):
     def mine(data, split):
@@ -116,6 +122,7 @@ def test_images_of_one_color_or_nearly_black_ones_are_said(on_photos, tmp_path):
     labels, noise = torch.arange(20) % 2, torch.rand(20, 8, 8, 3)
     for pixels, said in (
         (noise * 255, ""),
+        (torch.cat((torch.zeros(10, 8, 8, 3), noise[10:] * 255)), ""),  # of one class, say
         (noise * 16, "the training images are nearly black: of 8, the highest value is 15 of 255"),
         (noise * 4 + 250, "all of 8 training images that were looked at are of one color"),
         (torch.arange(20)[:, None, None, None].expand(20, 8, 8, 3) * 12, "all of 8 training"),

@@ -62,6 +62,17 @@ def test_the_functions_of_a_gpu_change_pixels_as_those_of_a_cpu(channels, bits, 
     assert [n for n in numbers if difference[which == n].max() > allowed] == []
 
 
+@pytest.mark.parametrize(("cached", "large"), [(2000, 2**17), (2**19, 0)])
+def test_images_are_changed_alike_however_many_a_cpu_works_on_at_once(cached, large, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (60, 16, 16, 3), generator=draw).byte()
+    which, strength = torch.randint(14, (60,), generator=draw), torch.linspace(0.1, 0.9, 60)
+    together = policies.apply_grouped(images.clone(), which, strength)
+    monkeypatch.setattr(policies, "CACHED", cached)
+    monkeypatch.setattr(policies, "LARGE", large)
+    assert torch.equal(policies.apply_grouped(images.clone(), which, strength), together)
+
+
 @pytest.mark.parametrize("number", range(14))
 def test_an_operation_treats_all_channels_and_16_bits_alike(number):
     operation, _ = policies.OPERATIONS[number]

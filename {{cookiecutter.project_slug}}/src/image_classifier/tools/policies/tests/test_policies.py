@@ -68,6 +68,14 @@ def test_operations_on_color_and_bytes_are_left_to_images_that_have_them(monkeyp
     assert left_out == [set(), {"color"}, bytes_only, {"color"} | bytes_only]
 
 
+@pytest.mark.parametrize("bits", [8, 16])
+def test_numbers_are_rounded_before_they_are_changed(bits, monkeypatch):
+    monkeypatch.setattr(policies, "apply_grouped", lambda images, *_: images)
+    policy = policies.Policy("randaugment", 3, bits)
+    found = policy(torch.full((2, 4, 4, 3), 99.6), torch.rand(2, policy.num_draws))
+    assert (found == 100).all()
+
+
 def test_its_draws_are_those_that_they_always_were(config, monkeypatch):
     drawn = []
     record = lambda _, images, draws: drawn.append(draws) or images  # noqa: E731

@@ -74,6 +74,11 @@ def test_a_grid_is_even_in_each_distribution_and_shuffled_by_the_seed():
     assert sorted(smoothing) == [0, 0.1, 0.2]
 
 
+@pytest.mark.parametrize("kind", ["random", "tpe", "grid"])
+def test_the_same_seed_proposes_the_same(kind):
+    assert proposals(kind, SPACE) == proposals(kind, SPACE)
+
+
 @pytest.mark.parametrize("kind", ["tpe", "random"])
 def test_a_function_as_a_space_draws_values_that_depend_on_others(kind):
     found = proposals(kind, spaces.optimizers(Config()))
@@ -138,6 +143,10 @@ def test_a_folder_with_a_search_on_other_images_is_refused(tmp_path):
     for other in (("b", {"sizes": "1"}), ("a", {"sizes": "2"})):
         with pytest.raises(UserError, match="or other images"):
             search.earlier(tmp_path, about | {"images": {"val": other}})
+    one = about | {"images": {"train": ("a", {}), "val": ("b", {})}}
+    (tmp_path / "search.json").write_text(json.dumps(one))
+    with pytest.raises(UserError, match="or other images"):
+        search.earlier(tmp_path, one | {"images": {"train": ("c", {}), "val": ("b", {})}})
 
 
 def test_a_fresh_search_deletes_its_trials_and_no_other_run(tmp_path):
@@ -146,6 +155,53 @@ def test_a_fresh_search_deletes_its_trials_and_no_other_run(tmp_path):
     (tmp_path / "confirm").mkdir()
     search.clear(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-01-05-baseline", "confirm"]
+    (tmp_path / "search.json").touch()  # then the runs that confirm it are its own
+    search.clear(tmp_path)
+    assert not (tmp_path / "confirm").exists()
+
+
+def test_the_command_that_is_printed_has_the_values_that_were_found(tmp_path, capsys):
+    write_trial(tmp_path, 0, [0.5], **{"optim.lr": 0.25})
+    run = replace(Config().run, dir=str(tmp_path))
+    options = command.SearchOptions(run=run)
+    search.report(job.plan("smoke", options, {"optim.lr": 0.1, "seed": 7}), {})
+    found = json.loads((tmp_path / "results.json").read_text())["command"]
+    assert found == "python train.py smoke --optim.lr 0.25 --seed 7"
+    assert f"best: trial 000: {found}\n" in capsys.readouterr().out
+
+
+def test_fewer_trials_than_cores_share_all_of_them(monkeypatch):
+    monkeypatch.setattr(job, "num_cores", lambda: 8)
+    plan = planned(trials=2, gpus=0)
+    assert (plan.recipe.at_once, plan.options.cpus) == (2, 4)
+
+
+def test_a_trial_has_a_part_of_a_gpu_or_whole_ones(monkeypatch):
+    monkeypatch.setattr(job.torch.cuda, "device_count", lambda: 4)
+    assert [planned(gpus=count).options.gpus for count in (0.5, 2)] == [0.5, 2]
+    with pytest.raises(UserError, match=r"--gpus 1\.5 of a trial: there are 4; a part, or"):
+        planned(gpus=1.5)
+
+
+def test_what_is_free_to_change_does_not_make_another_search(tmp_path, monkeypatch):
+    for name in ("run_trials", "report"):
+        monkeypatch.setattr(search, name, Mock())
+    monkeypatch.setattr(search, "images_of", lambda *_: ("a", {}))
+    options = command.SearchOptions(run=replace(Config().run, dir=str(tmp_path)))
+    search.search("smoke", options, {"optim.lr": 0.3, "data.workers": 0})
+    assert json.loads((tmp_path / "search.json").read_text())["changed"] == {"optim.lr": 0.3}
+
+
+def test_a_trial_is_evaluated_as_often_as_its_first_rung_asks(tmp_path, monkeypatch):
+    words = []
+    monkeypatch.setattr(trial, "start_run", lambda given, *_, **__: words.extend(given))
+    often, rarely = planned(min_epochs=0.5), planned(scheduler="none")
+    patient = planned(min_epochs=0.5, run=replace(Config().run, patience=3))
+    assert [plan.every for plan in (often, rarely, patient)] == [0.5, 1, 1]
+    begun = object.__new__(trial.RunTrial)
+    begun.setup({"folder": str(tmp_path), "knobs": {}, "is_stopped": False}, often)
+    begun.start()
+    assert " --run.evaluate-every-epochs 0.5 " in f" {' '.join(words)} "
 
 
 def test_only_what_is_done_has_reached_the_last_rung():
@@ -271,6 +327,13 @@ def test_a_trial_is_as_good_as_the_weights_in_its_best_pt(best_by, tmp_path):
     assert score == pytest.approx(0.9 if best_by == "top1" else -0.1)
 
 
+def test_a_trial_is_not_done_before_its_process_has_ended(tmp_path):
+    write_trial(tmp_path, 0, [0.5])
+    reported = run_trial(tmp_path / "000")
+    reported.process = SimpleNamespace(poll=Mock(side_effect=[None, 0]))
+    assert [reported.step()["done"] for _ in range(2)] == [False, True]
+
+
 def test_what_weights_reach_before_training_is_no_evaluation_of_a_trial(tmp_path):
     write_trial(tmp_path, 0, [0.5, 0.9])
     path = tmp_path / "000/metrics.jsonl"
@@ -294,6 +357,19 @@ def test_a_trial_that_was_stopped_is_not_trained_on(tmp_path, monkeypatch):
         if scheduler == "asha":
             stopped = run_trial(tmp_path / "000", is_stopped=True)
             assert [stopped.step()["done"] for _ in range(2)] == [False, True]
+
+
+def test_a_trial_that_is_ended_early_is_recorded_as_stopped_and_one_that_is_done_is_not(tmp_path):
+    engine = Mock()
+    engine.suggest.return_value = {"lr": 1}
+    run = replace(Config().run, dir=str(tmp_path))
+    proposals = trial.Proposals(engine, planned(run=run))
+    result = {"evaluations": 1, "epoch": 1.0, "score": 0.5}
+    for name, is_done in (("a", True), ("b", False)):
+        proposals.suggest(name)
+        proposals.on_trial_complete(name, result | {"is_run_done": is_done})
+    records = (json.loads((tmp_path / f"00{n}" / "trial.json").read_text()) for n in range(2))
+    assert [record.get("end") for record in records] == [None, "stopped"]
 
 
 def test_a_trial_at_its_time_limit_is_saved_and_ends_the_search_with_start_me_again(

@@ -111,6 +111,35 @@ def test_a_bad_image_is_refused_and_the_next_is_labeled(client, photos, kind):
     assert client.post("/predict", content=cut).status_code == 200
 
 
+def test_no_more_of_a_body_is_taken_than_an_image_may_have():
+    from fastapi import HTTPException
+
+    from image_classifier.tools.serve import command, service
+
+    taken = []
+
+    class Endless:
+        async def stream(self):
+            while len(taken) < 50:
+                taken.append(1)
+                yield bytes(100_000)
+
+    options = command.ServeOptions("run", max_megabytes=0.25)
+    with pytest.raises(HTTPException, match=r"more than 0\.25 MB"):
+        asyncio.run(service.receive(Endless(), options))
+    assert len(taken) == 3
+
+
+def test_the_model_is_on_the_device_that_is_asked_for(monkeypatch):
+    from image_classifier.tools.serve import command, service
+
+    load = Mock(side_effect=UserError("no such run"))
+    monkeypatch.setattr(service, "load", load)
+    with pytest.raises(UserError):
+        service.serve(command.ServeOptions("run", port=0, device="mps"))
+    load.assert_called_once_with("run", device="mps")
+
+
 def test_a_file_that_needs_a_tool_is_refused_as_one_that_cannot_be_read():
     from fastapi import HTTPException
 
@@ -182,6 +211,23 @@ def test_a_service_that_is_asked_for_twice_what_it_can_do_goes_on_doing_what_it_
 
     codes = asyncio.run(ask_often())
     assert codes[100:].count(200) >= 10  # of 20 that it could label meanwhile
+
+
+def test_as_many_may_wait_as_all_workers_together_can_label_in_time():
+    from image_classifier.tools.serve import command, service
+
+    model = Mock(classes=("ant",), predict=lambda *_: time.sleep(0.05) or {})
+    app = service.build_app(model, command.ServeOptions("run", max_seconds=0.5), workers=4)
+
+    async def ask():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            for count in (service.MEASURED, 12):  # the first tell how long one takes
+                asked = [client.post("/predict", content=b"1") for _ in range(count)]
+                answers = await asyncio.gather(*asked)
+            return {answer.status_code for answer in answers}
+
+    assert asyncio.run(ask()) == {200}
 
 
 def test_paths_and_other_methods_lead_nowhere(client):
