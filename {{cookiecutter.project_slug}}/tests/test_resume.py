@@ -280,6 +280,14 @@ def test_a_finished_run_is_neither_trained_again_nor_mixed_with_another(finished
     assert_same(final(finished), before)
 
 
+def test_a_finished_run_has_a_best_that_was_deleted_again(finished):
+    best = Path(finished.run.dir, "checkpoints", "best.pt")
+    before = read_checkpoint(best)
+    best.unlink()
+    train(finished)
+    assert_same(read_checkpoint(best), before)
+
+
 def test_images_that_were_replaced_under_their_names_are_noticed(on_photos, photos, tmp_path):
     root = shutil.copytree(photos, tmp_path / "photos")
     config = changed(on_photos, data__root=str(root), epochs=1, optim__warmup_epochs=0)

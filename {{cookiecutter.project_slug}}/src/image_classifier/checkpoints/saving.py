@@ -139,16 +139,18 @@ class Checkpoints(AbstractContextManager):
     def load_best(self, state: TrainState) -> None:
         """Fill the model that is evaluated with the weights in best.pt, if it has others.
 
-        Their decision is that of the state then.
+        Their decision is that of the state then. A file that was deleted is there again, if it can.
 
         Raises:
             UserError: if the file can't be read.
         """
+        self.wait()
+        path, own = self.folder / "best.pt", self.folder / f"step_{state.step:08d}.pt"
+        if state.is_best and self.world.is_main and own.exists() and not path.exists():
+            give_name(own, path)
         if state.is_best or state.best_step < 0:
             return
-        self.wait()
         self.world.all_true(True)  # rank 0 has written it
-        path = self.folder / "best.pt"
         saved = self.world.read_once(lambda: read_checkpoint(path))["state"]
         self.fill(state.best_model, saved["ema"] or saved["model"])
         state.decision = read_decision(saved)
@@ -173,9 +175,7 @@ class Checkpoints(AbstractContextManager):
         if saved["fingerprint"] != self.identity["fingerprint"]:
             raise self.refusal(difference(saved["fingerprint"], self.identity["fingerprint"]))
         for name in ("mean", "std"):
-            was = list(saved[name])
-            now = self.identity[name]
-            if was != now:
+            if (was := list(saved[name])) != (now := self.identity[name]):
                 raise self.refusal(f"it normalized with a {name} of {was}, not of {now}")
         if saved.get("teacher", "") != self.identity["teacher"]:
             raise self.refusal("the file of its teacher was replaced", True)
