@@ -169,8 +169,7 @@ class Checkpoints(AbstractContextManager):
             return
         self.check_config(saved["config"])
         if saved["classes"] != self.identity["classes"]:
-            was = tuple(saved["classes"])
-            now = tuple(self.identity["classes"])
+            was, now = tuple(saved["classes"]), tuple(self.identity["classes"])
             raise self.refusal(f"its classes ({some(was)}) are not those of the data ({some(now)})")
         if saved["fingerprint"] != self.identity["fingerprint"]:
             raise self.refusal(difference(saved["fingerprint"], self.identity["fingerprint"]))

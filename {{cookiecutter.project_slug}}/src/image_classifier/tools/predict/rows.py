@@ -40,4 +40,5 @@ def judge(trained: LoadedModel, logits: Tensor, top_k: int) -> list[Row]:
 
 def unread(row: Row, error: str) -> Row:
     """The row of an image that can't be read, whose pixels were black."""
-    return row | dict.fromkeys(row.keys() & EXTRA) | NO_ROW | {"path": row["path"], "error": error}
+    found = {"path": row["path"], "error": error.partition(": --data.")[0]}  # of training alone
+    return row | dict.fromkeys(row.keys() & EXTRA) | NO_ROW | found

@@ -74,6 +74,16 @@ def test_a_share_is_found_though_classes_have_few_images():
     assert len(found) / len(names) == pytest.approx(0.15, abs=0.06)  # a group more or less
 
 
+def test_a_note_says_whether_names_or_groups_divided_the_images(tmp_path):
+    for name in names_of(10)[0]:
+        path = tmp_path / name.decode()
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    data = DataConfig(name="folder", root=str(tmp_path))
+    found = [open_files(changed(data, groups=how), "train").notes[0] for how in ("", PATTERN)]
+    assert [note.partition(":")[0] for note in found] == ["split by file name", "split by group"]
+
+
 def test_without_groups_added_images_move_no_others():
     names, labels = names_of(400, per_group=1)
     data = DataConfig(test_fraction=0.25)

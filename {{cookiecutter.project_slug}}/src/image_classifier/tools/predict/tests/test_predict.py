@@ -21,12 +21,14 @@ from image_classifier.checkpoints import load_best, load_model
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig, DataConfig
 from image_classifier.data import EvalData, open_dataset
+from image_classifier.data.arrays import wrong_channels
 from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate
 from image_classifier.models.resnet9 import LOGIT_SCALE
 from image_classifier.runtime import platform
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.predict import images, output
+from image_classifier.tools.predict.rows import unread
 from image_classifier.train import train
 
 QUICK = ("--device", "cpu", "--workers", "0", "--batch-size", "4")
@@ -372,6 +374,11 @@ def test_images_of_any_channels_are_predicted_as_in_evaluation(config, satellite
     logits = scores.predictions.probabilities.log() / best.decision.temperature
     expected = logits.softmax(1).amax(1)
     assert shares == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_an_image_of_other_channels_is_told_no_option_that_predict_has_not():
+    row = unread({"path": "a.tif"}, str(wrong_channels(1, 4)))
+    assert row["error"] == "it has 1 channel, not 4"
 
 
 def test_a_command_that_resumes_counts_what_could_not_be_read_before(
