@@ -257,6 +257,12 @@ def options_of(verb):
     return chained("exports", "add_options", kind) if verb == "export" else kind
 
 
+def described_commands():
+    """The commands by name, but for those of your tools that have no README.md yet."""
+    files = {n: Path(sys.modules[main.__module__].__file__) for n, main in commands().items()}
+    return [n for n, f in files.items() if n == "train" or f.with_name("README.md").exists()]
+
+
 def tiny(folder):
     """A run of a second: two epochs of four steps on drawn shapes, at CPU's exact precision."""
     config = changed(smoke(), epochs=2, data__limit=64, data__batch_size=16)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import changed, logged, options_of
+from conftest import changed, described_commands, logged, options_of
 
 from image_classifier import train
 from image_classifier.cli import commands, main
@@ -36,7 +36,7 @@ def test_help_comes_at_once_and_names_presets(tmp_path):
         assert re.search(rf"\n  {name} +{re.escape(summary(preset))}\n", done.stdout)
 
 
-@pytest.mark.parametrize("verb", commands())
+@pytest.mark.parametrize("verb", described_commands())
 def test_the_help_of_an_option_is_the_whole_of_its_comment(verb, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
     with pytest.raises(SystemExit):

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import json
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 import pytest
-from conftest import options_of, run_alone
+from conftest import described_commands, options_of, run_alone
 
 from image_classifier import config as config_module
 from image_classifier.cli import commands
@@ -112,7 +113,7 @@ def test_every_command_of_the_readme_is_understood():
             with needs if is_missing else nullcontext():
                 parse(options_of(verb), words, prog=verb, about="", **others)
             found.add(verb)
-    assert found == {*commands()}
+    assert found >= {*described_commands()}
 
 
 def test_optional_libraries_go_into_this_environment_which_has_a_pip():
@@ -140,7 +141,19 @@ def run_in(folder, *lines):
     return sum(main(line.split()) for line in lines)
 
 
+def skip_if_changed(patches):
+    """Skip a test if you have changed or added a file of these patches, which fit it no longer."""
+    manifest = PROJECT / ".pretuned.json"  # what was made; the template itself has none
+    made = json.loads(manifest.read_text())["files"] if manifest.exists() else {}
+    for name in re.findall(r"^\+\+\+ b/(.*)", patches, re.MULTILINE):
+        content = (PROJECT / name).read_bytes() if made and (PROJECT / name).exists() else None
+        blob = f"blob {len(content or b'')}\0".encode() + (content or b"")
+        if content is not None and hashlib.sha1(blob).hexdigest() != made.get(name):
+            pytest.skip(f"{name} is your own now")
+
+
 def test_every_extension_of_the_documents_works(tmp_path):
+    skip_if_changed("".join(blocks("diff")))
     shutil.copytree(PROJECT / "src", tmp_path / "src")
     assert len(blocks("diff")) >= 11
     for patch in blocks("diff"):
