@@ -139,15 +139,17 @@ class Checkpoints(AbstractContextManager):
     def load_best(self, state: TrainState) -> None:
         """Fill the model that is evaluated with the weights in best.pt, if it has others.
 
-        Their decision is that of the state then. A file that was deleted is there again, if it can.
+        Their decision is that of the state then. If they are the newest, a file that was deleted
+        is there again.
 
         Raises:
             UserError: if the file can't be read.
         """
         self.wait()
-        path, own = self.folder / "best.pt", self.folder / f"step_{state.step:08d}.pt"
-        if state.is_best and self.world.is_main and own.exists() and not path.exists():
-            give_name(own, path)
+        path = self.folder / "best.pt"
+        newest = self.folder / f"step_{state.step:08d}.pt"
+        if state.is_best and self.world.is_main and newest.exists() and not path.exists():
+            give_name(newest, path)
         if state.is_best or state.best_step < 0:
             return
         self.world.all_true(True)  # rank 0 has written it
@@ -169,12 +171,15 @@ class Checkpoints(AbstractContextManager):
             return
         self.check_config(saved["config"])
         if saved["classes"] != self.identity["classes"]:
-            was, now = tuple(saved["classes"]), tuple(self.identity["classes"])
+            was = tuple(saved["classes"])
+            now = tuple(self.identity["classes"])
             raise self.refusal(f"its classes ({some(was)}) are not those of the data ({some(now)})")
         if saved["fingerprint"] != self.identity["fingerprint"]:
             raise self.refusal(difference(saved["fingerprint"], self.identity["fingerprint"]))
         for name in ("mean", "std"):
-            if (was := list(saved[name])) != (now := self.identity[name]):
+            was = list(saved[name])
+            now = self.identity[name]
+            if was != now:
                 raise self.refusal(f"it normalized with a {name} of {was}, not of {now}")
         if saved.get("teacher", "") != self.identity["teacher"]:
             raise self.refusal("the file of its teacher was replaced", True)

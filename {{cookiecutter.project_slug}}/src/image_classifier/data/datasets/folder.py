@@ -68,8 +68,9 @@ def folder(data: DataConfig, split: str) -> Source:
         raise no_images(place, classes[0], split, others[classes[0]])
     if own is None and split != ALL and "val" not in parts:
         kept = divide(paths, labels, data, split)
-        paths, labels = [paths[index] for index in kept.tolist()], labels[kept]
-        how = "group" if getattr(data, "groups", "") else "file name"
+        paths = [paths[index] for index in kept.tolist()]
+        labels = labels[kept]
+        how = "group" if getattr(data, "groups", "") else "file name"  # an option of a tool
         notes.insert(0, f"split by {how}: {len(paths)} images for {split}")
     per_class = labels.bincount(minlength=len(classes)).tolist()
     if empty := [show(name) for name, count in zip(classes, per_class, strict=True) if not count]:
