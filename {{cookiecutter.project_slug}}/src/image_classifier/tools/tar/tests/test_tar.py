@@ -144,7 +144,7 @@ LABELS = {
     "13.jpg": ({"13.cls": b"999999999"}, None, "the largest label is 999,999,999, and would make"),
     "14.jpg": ({"14.cls": b"9" * 5000}, None, "label '14.cls' of .* cannot be read: Exceeds the"),
     "15.jpg": ({"15.cls": b"a\xff"}, None, "label '15.cls' of .* cannot be read: 'utf-8' codec"),
-    "16.jpg": ({"16.json": b"[" * 100_000}, None, "label '16.json' of .* be read: maximum recurs"),
+    "16.jpg": ({"16.json": b"[" * 100_000}, None, "'16.json' .* be read: (maximum recurs|Stack o)"),
     "17.jpg": ({"17.json": rb'{"label": "\ud800\n"}'}, [0], (r"\ud800\n",)),
     "18.jpg": ({"18.cls": bytes(2**20 + 1)}, None, "'18.cls' of .*: it has 1,048,577 bytes, more"),
     "19.jpg": ({"19.json": b'{"label": %s}' % b"[0.5]" * 999}, None, "'19.json' of .*: Extra data"),
@@ -409,7 +409,10 @@ FOREIGN = {
     "xz": (lzma.compress(PLAIN + bytes(1024)), "it is compressed, and can't be read in part"),
     "zeros": (bytes(10_240), "there is no image in"),
     "sparse": (sparse("ant/1.jpg", 2**32) + bytes(1024), "'ant/1.jpg' is sparse: pack without"),
-    "backwards": (PLAIN + with_size("ant/2.jpg", -512) + bytes(1024), "'ant/2.jpg' has a size of"),
+    "backwards": (
+        PLAIN + with_size("ant/2.jpg", -512) + bytes(1024),
+        "('ant/2.jpg' has a size of|a member is damaged)",  # newer Pythons refuse it
+    ),
     "endless": (with_size("ant/2.jpg", 2**40) + bytes(1024), "unexpected end of data"),
     "two": ((PLAIN + bytes(1024)) * 2, "goes on after its end at 512: pack anew"),
 }
