@@ -1,6 +1,7 @@
 """`--run.trackers mlflow`."""
 
 import os
+import shlex
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -69,5 +70,5 @@ def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noq
         log=log,
         finish=finish,
         close=lambda is_done: client.set_terminated(run, "FINISHED" if is_done else "FAILED"),
-        note=str(server or f"to view: mlflow ui --backend-store-uri {address}"),
+        note=str(server or f"to view: mlflow ui --backend-store-uri {shlex.quote(address)}"),
     )

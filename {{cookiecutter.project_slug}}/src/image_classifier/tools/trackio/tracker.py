@@ -1,6 +1,7 @@
 """`--run.trackers trackio`."""
 
 import os
+import shlex
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -40,9 +41,10 @@ def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
         with quiet:
             library.finish()
 
+    place = shlex.quote(str(library.TRACKIO_DIR))
     return Tracker(
         log=lambda step, metrics: run.log(metrics, step=step),
         finish=finish,
         close=close,
-        note=f"to view: TRACKIO_DIR={library.TRACKIO_DIR} trackio show --project {PROJECT}",
+        note=f"to view: TRACKIO_DIR={place} trackio show --project {PROJECT}",
     )

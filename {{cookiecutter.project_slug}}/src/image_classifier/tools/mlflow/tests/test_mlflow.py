@@ -1,5 +1,6 @@
 """MLflow, the real one, with a store of its own: a run that goes on is one run there."""
 
+import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.skipif(not find_spec("mlflow"), reason="needs mlflow")
 
 def tracked(folder):
     """What the store has after two starts, of which the second continued with another option."""
-    run = Path(folder, "runs", "a")
+    run = Path(folder, "my runs", "a")
     run.mkdir(parents=True)
     (run / "report.html").write_text("<p>report")
     found = answers_of(("ant", "bee"), torch.tensor([[2, 1], [0, 3]]))
@@ -30,7 +31,7 @@ def tracked(folder):
         tracker.close(start > 0)
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracker.note.rpartition(" ")[2])
+    client = MlflowClient(shlex.split(tracker.note)[-1])
     (kept,) = client.search_runs([client.get_experiment_by_name(PROJECT).experiment_id])
     history = client.get_metric_history(kept.info.run_id, "val/top1")
     return {
@@ -41,7 +42,7 @@ def tracked(folder):
         "params": kept.data.params,
         "tags": kept.data.tags,
         "artifacts": sorted(file.path for file in client.list_artifacts(kept.info.run_id)),
-        "files": sorted(path.name for path in Path(folder, "runs").iterdir()),
+        "files": sorted(path.name for path in Path(folder, "my runs").iterdir()),
     }
 
 
@@ -57,7 +58,8 @@ def test_a_run_that_goes_on_is_one_run_with_its_options_metrics_and_report(tmp_p
     assert found["tags"] == {"mlflow.runName": "a"}  # neither who started it, nor where
     assert found["artifacts"] == ["confusion.png", "report.html"]
     assert found["files"] == ["a", "mlartifacts", "mlflow.db"]
-    assert found["note"].endswith(f" --backend-store-uri sqlite:///{tmp_path}/runs/mlflow.db")
+    address = f"sqlite:///{tmp_path}/my runs/mlflow.db"
+    assert shlex.split(found["note"])[-2:] == ["--backend-store-uri", address]
 
 
 def has_imported(folder):
