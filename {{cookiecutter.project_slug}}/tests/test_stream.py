@@ -9,7 +9,9 @@ import resource
 import signal
 import time
 from contextlib import closing
+from multiprocessing import active_children
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from unittest.mock import MagicMock, Mock, call
 
@@ -194,6 +196,24 @@ def test_a_worker_that_is_killed_while_others_start_is_named(streamed, monkeypat
     with pytest.raises(FaultError, match=KILLED) as error:
         list(data.batches(0, 100))
     assert f"(process {workers[0]})" in str(error.value)
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), KeyboardInterrupt()])
+def test_workers_that_have_started_end_if_another_cannot(streamed, monkeypatch, error):
+    before, started, begin = active_children(), [], BaseProcess.start
+
+    def start_one(process):
+        if started:
+            raise error
+        begin(process)
+        started.append(process)
+
+    monkeypatch.setattr(BaseProcess, "start", start_one)
+    data = TrainData(changed(streamed, data__workers=2), CPU)
+    told = FaultError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(told, match=r"(start 2 data workers: Too many open files; |^$)"):
+        list(data.batches(0, 100))
+    assert (started[0].exitcode, active_children()) == (-signal.SIGKILL, before)
 
 
 @pytest.mark.parametrize("refused", [False, True])
