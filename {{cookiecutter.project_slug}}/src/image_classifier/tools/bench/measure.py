@@ -162,9 +162,10 @@ def noting_failure(variant: Variant) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         variant.seconds = []
-        variant.failure = f"failed: {reason}"
+        # That of a worker of DataLoader ends with what failed there.
+        variant.failure = f"failed: {lines[-1 if lines[0].startswith('Caught ') else 0]}"
 
 
 def gain(before: list[float], after: list[float]) -> Gain:

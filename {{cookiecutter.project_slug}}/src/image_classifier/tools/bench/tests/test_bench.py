@@ -67,10 +67,12 @@ def test_all_variants_of_loading_bring_the_same_images(config):
 def test_an_effect_is_found_beside_variants_that_fail(config, monkeypatch):
     out_of_memory = torch.OutOfMemoryError("CUDA out of memory. Tried\n20 GiB")
     fail = Mock(side_effect=[0, 0, 0, OSError("eek")])  # after one measured step
+    of_worker = RuntimeError("Caught E in DataLoader worker process 0.\n  raise E\nE: no space\n")
     changes = {
         "slow": lambda run: setattr(run, "train_on", lambda _: time.sleep(0.02)),
         "large": Mock(side_effect=out_of_memory),
         "broken": lambda run: setattr(run, "after_step", fail),
+        "apart": Mock(side_effect=of_worker),
         "fast": lambda run: setattr(run, "train_on", lambda _: time.sleep(0.01)),
     }
 
@@ -80,9 +82,10 @@ def test_an_effect_is_found_beside_variants_that_fail(config, monkeypatch):
     monkeypatch.setattr(tips, "TIPS", (mine,))
     (row,), _ = bench(config, "mine", budget=replace(TINY, rounds=(8, 8)))
     failures = [variant["failure"] for variant in row["variants"]]
-    assert failures == ["", "failed: CUDA out of memory. Tried", "failed: eek", ""]
+    told = ["CUDA out of memory. Tried", "eek", "E: no space"]
+    assert failures == ["", *(f"failed: {reason}" for reason in told), ""]
     *others, gain = (variant["gain"] for variant in row["variants"])
-    assert others == [None] * 3
+    assert others == [None] * 4
     assert gain["is_effect"]
     assert 1.5 < gain["median"] < 2.5
     assert gain["low"] <= gain["median"] <= gain["high"]
