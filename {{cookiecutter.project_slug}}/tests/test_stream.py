@@ -198,6 +198,8 @@ def test_a_worker_that_is_killed_while_others_start_is_named(streamed, monkeypat
     assert f"(process {workers[0]})" in str(error.value)
 
 
+# Of DataLoader, whose iterator is half made.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), KeyboardInterrupt()])
 def test_workers_that_have_started_end_if_another_cannot(streamed, monkeypatch, error):
     before, started, begin = active_children(), [], BaseProcess.start

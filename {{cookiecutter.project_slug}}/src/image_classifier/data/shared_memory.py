@@ -13,7 +13,6 @@ import os
 import signal
 import threading
 import time
-import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -25,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..config import RunConfig
 from ..errors import FaultError, UserError
@@ -226,8 +224,8 @@ class SharedMemoryLoader:
             try:
                 self.parts = iter(self.loader)
             except BaseException as error:
-                self.loader = None
-                give_up(error, others)
+                # Those that have started: they ignore SIGTERM, by which Python would end them.
+                kill_all([w for w in multiprocessing.active_children() if w not in others])
                 if not isinstance(error, OSError):
                     raise
                 raise FaultError(
@@ -290,18 +288,6 @@ def kill_all(workers: list[multiprocessing.Process]) -> None:
         worker.kill()
     for worker in workers:
         worker.join(timeout=1.0)  # one that waits for a dead disk cannot be killed
-
-
-def give_up(error: BaseException, others: list[multiprocessing.Process]) -> None:
-    """Kill the workers, all but `others`, that started before `error` ended their start.
-
-    They ignore SIGTERM, by which Python would end them at its exit, to wait for them for ever.
-    """
-    kill_all([child for child in multiprocessing.active_children() if child not in others])
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        parts = frame.f_locals.get("self")
-        if isinstance(parts, _MultiProcessingDataLoaderIter):
-            parts._shutdown = True  # half made, it would fail to end them
 
 
 def begin_worker(_: int) -> None:
