@@ -107,7 +107,9 @@ def test_a_file_for_several_labels_has_the_threshold_and_probabilities_of_each(
     config = changed(config, model__task="multi-label")
     run = untrained_run(config, photos, temperature=1.5, thresholds=(0.25, 0.5))
     assert main(["export", run, "--format", "safetensors", "pt2"]) == 0
-    assert "in float32: all labels right " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "in float32: all labels right " in said
+    assert "% by their thresholds of " in said
     with safe_open(Path(run, "export", "model.safetensors"), "pt") as file:
         about = json.loads(file.metadata()["about"])
     assert (about["task"], about["thresholds"]) == ("multi-label", [0.25, 0.5])
