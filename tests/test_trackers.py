@@ -74,7 +74,7 @@ def test_trackio_keeps_a_run_that_goes_on_in_its_folder(track):
     folder, said, called = track("trackio")
     assert said[0].startswith(f"trackio: to view: TRACKIO_DIR={folder}/trackio ")
     assert called == []
-    with sqlite3.connect(folder / "trackio/image_classifier.db") as database:
+    with closing(sqlite3.connect(folder / "trackio/image_classifier.db")) as database:
         rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step")
         logged = [(run, step, json.loads(text)) for run, step, text in rows]
     scores = [(run, step, row["val/top1"]) for run, step, row in logged if "val/top1" in row]
