@@ -139,7 +139,7 @@ class Checkpoints(AbstractContextManager):
     def load_best(self, state: TrainState) -> None:
         """Fill the model that is evaluated with the weights in best.pt, if it has others.
 
-        Their decision is that of the state then. A file of the newest that was deleted comes back.
+        Their decision is that of the state then. A deleted link to the newest file is made again.
 
         Raises:
             UserError: if the file can't be read.

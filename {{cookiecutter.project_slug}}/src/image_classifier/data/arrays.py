@@ -14,12 +14,12 @@ def dtype_of(bits: int) -> torch.dtype:
     return torch.uint8 if bits == 8 else torch.uint16
 
 
-def take(pixels: Tensor, rows: Tensor, dim: int = 0, out: Tensor | None = None) -> Tensor:
-    """`pixels.index_select(dim, rows)`; 16-bit numbers as int16, which every device can move."""
+def take(pixels: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
+    """`pixels.index_select(0, rows)`; 16-bit numbers as int16, which every device can move."""
     if pixels.dtype == torch.uint8:
-        return torch.index_select(pixels, dim, rows, out=out)
+        return torch.index_select(pixels, 0, rows, out=out)
     words = None if out is None else out.view(torch.int16)
-    return torch.index_select(pixels.view(torch.int16), dim, rows, out=words).view(pixels.dtype)
+    return torch.index_select(pixels.view(torch.int16), 0, rows, out=words).view(pixels.dtype)
 
 
 def fitted(pixels: np.ndarray, channels: int, bits: int) -> np.ndarray:

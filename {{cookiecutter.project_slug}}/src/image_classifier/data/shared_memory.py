@@ -225,11 +225,12 @@ class SharedMemoryLoader:
                 self.parts = iter(self.loader)
             except BaseException as error:
                 # Those that have started: they ignore SIGTERM, by which Python would end them.
+                # Torch then complains that it could not, as its iterator is half made.
                 kill_all([w for w in multiprocessing.active_children() if w not in others])
-                if not isinstance(error, OSError):
+                if not isinstance(error, (OSError, RuntimeError)):
                     raise
                 raise FaultError(
-                    f"cannot start {self.num_workers} data workers: {error.strerror}; "
+                    f"cannot start {self.num_workers} data workers: {error}; "
                     "run the same command with fewer --data.workers"
                 ) from error
         # A worker that is killed may hold the lock of the event by which DataLoader ends workers:

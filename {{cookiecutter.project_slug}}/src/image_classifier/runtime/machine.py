@@ -28,9 +28,8 @@ def cgroups(controller: str, root: Path) -> list[Path]:
     A container sees its own as the root; SLURM and systemd put theirs deep below it. Version 1 of
     cgroups has a tree for each controller: https://docs.kernel.org/admin-guide/cgroup-v2.html
     """
-    folders = []
-    for line in proc("self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+    folders = [root]
+    for controllers, path in re.findall(r"^\d+:(.*?):(.*)", proc("self/cgroup"), re.MULTILINE):
         if controller in controllers.split(",") or not controllers:
             own = root / (controller if controllers else "") / path.lstrip("/")
             folders += [own, *own.parents]
@@ -175,7 +174,7 @@ def usual_precision(device: torch.device) -> str:
 def proc(name: str) -> str:
     """The content of the file `name` in Linux's /proc; empty elsewhere."""
     with suppress(OSError):
-        return Path("/proc", name).read_text()
+        return Path("/proc", name).read_text(errors="replace")
     return ""
 
 

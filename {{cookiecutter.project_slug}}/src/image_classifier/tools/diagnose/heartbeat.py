@@ -95,7 +95,7 @@ def write_row(path: Path, world: World, state: TrainState, thread: int, how: str
 
 
 def account_of(path: Path, world: World, hosts: list[str]) -> str | None:
-    """Which ranks are gone or hang, and where; None if each of them reported it itself.
+    """Which ranks are gone or hang, and where; None if each has told it, or this rank has no row.
 
     Empty on all remaining ranks but the first, or but the first of each machine if those have lost
     each other: one report is enough. `hosts` has the machine of each rank.
@@ -106,7 +106,7 @@ def account_of(path: Path, world: World, hosts: list[str]) -> str | None:
     is_cut = set(hows) == {"waits"}  # all are alive: the network between machines is not
     if is_cut:
         silent = [rank for rank, host in enumerate(hosts) if host != hosts[world.rank]]
-    if not silent or world.rank in silent:  # not even this rank could write
+    if not silent or world.rank in silent:  # whose row could not be written
         return None
     if world.rank != min(set(range(world.size)) - {*silent}):
         return ""

@@ -61,10 +61,10 @@ def export(options: ExportOptions) -> None:
     counted, right = reference.counted_and_correct(reference.probabilities)
     metric = "exact" if source.is_multi_label else "top1"
     score = metric_text(metric, float(right.sum() / counted.sum()))
-    score += " by their thresholds" * source.is_multi_label
+    how = ", by the thresholds of labels" * bool(trained.decision.thresholds)
     print(
         f"weights {trained.origin} from {str(trained.path)!a}, in float32: "
-        f"{score} of {len(reference.inputs):,} {options.split} images"
+        f"{score} of {len(reference.inputs):,} {options.split} images{how * source.is_multi_label}"
     )
     module = ExportModule(trained, options.raw).eval().requires_grad_(False)
     files = {}

@@ -40,5 +40,5 @@ def judge(trained: LoadedModel, logits: Tensor, top_k: int) -> list[Row]:
 
 def unread(row: Row, error: str) -> Row:
     """The row of an image that can't be read, whose pixels were black."""
-    found = {"path": row["path"], "error": error.partition(": --data.")[0]}  # of training alone
+    found = {"path": row["path"], "error": error.partition(": --data.")[0]}  # no option of training
     return row | dict.fromkeys(row.keys() & EXTRA) | NO_ROW | found

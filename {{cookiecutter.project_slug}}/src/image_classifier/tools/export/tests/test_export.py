@@ -109,7 +109,7 @@ def test_a_file_for_several_labels_has_the_threshold_and_probabilities_of_each(
     assert main(["export", run, "--format", "safetensors", "pt2"]) == 0
     said = capsys.readouterr().out
     assert "in float32: all labels right " in said
-    assert "% by their thresholds of " in said
+    assert " images, by the thresholds of labels\n" in said
     with safe_open(Path(run, "export", "model.safetensors"), "pt") as file:
         about = json.loads(file.metadata()["about"])
     assert (about["task"], about["thresholds"]) == ("multi-label", [0.25, 0.5])
