@@ -107,6 +107,18 @@ def test_a_project_lives_with_any_tools_that_it_was_given_or_that_were_left_to_i
     python("-c", CHECK, *words, whole, *folders)
 
 
+def test_a_project_extended_as_its_documents_say_passes_its_own_tests(render):
+    folder = render(**OFF)
+    page = (folder / "docs" / "extend.md").read_text(encoding="utf-8")
+    for patch in re.findall(r"^```diff\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        (folder / "x.patch").write_text(patch, encoding="utf-8")
+        run("git", "apply", "x.patch", folder=folder, GIT_CEILING_DIRECTORIES=str(folder.parent))
+    some = "-k", "of_the_readme_is or every_extension or whole_of"
+    files = "tests/test_structure.py", "tests/test_cli.py"
+    said = python("-m", "pytest", "-q", "-rs", *some, *files, folder=folder)
+    assert "is your own now" in said
+
+
 @pytest.mark.parametrize("where", ["host", "stream"])  # met before training, and within it
 def test_a_mistake_that_one_process_meets_is_one_line(where, tmp_path):
     write_photos(tmp_path, 64, 8)
@@ -135,15 +147,3 @@ def make(project, *words):
     installed = f"--old-file={sys.prefix}/.{project.name}"
     # An outer make would hand down its own variables and its jobs.
     run("make", installed, *words, f"VENV={sys.prefix}", folder=project, MAKEFLAGS="")
-
-
-def test_a_project_extended_as_its_documents_say_passes_its_own_tests(render):
-    folder = render(**OFF)
-    page = (folder / "docs" / "extend.md").read_text(encoding="utf-8")
-    for patch in re.findall(r"^```diff\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
-        (folder / "x.patch").write_text(patch, encoding="utf-8")
-        run("git", "apply", "x.patch", folder=folder, GIT_CEILING_DIRECTORIES=str(folder.parent))
-    some = "-k", "of_the_readme_is or every_extension or whole_of"
-    files = "tests/test_structure.py", "tests/test_cli.py"
-    said = python("-m", "pytest", "-q", "-rs", *some, *files, folder=folder)
-    assert "is your own now" in said

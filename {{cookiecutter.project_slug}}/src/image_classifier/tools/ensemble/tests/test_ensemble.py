@@ -308,17 +308,22 @@ def moved(saved):
     saved["config"]["data.root"] = "other"
 
 
-def test_averaged_weights_are_written_only_if_they_gain(make, tmp_path, monkeypatch, capsys):
-    runs = [make(f"run{n}", n, change=alike, run__init_from="w.pt") for n in range(3)]
-    scores = []
+def score_by(scores, metric, monkeypatch):
+    """Let each evaluation find the next of `scores`, which it takes away, as its `metric`."""
     evaluate = LoadedModel.evaluate
 
     def scored(*given):
         found = evaluate(*given)
-        found.known["top1"] = scores.pop(0)
+        found.known[metric] = scores.pop(0)
         return found
 
     monkeypatch.setattr(LoadedModel, "evaluate", scored)
+
+
+def test_averaged_weights_are_written_only_if_they_gain(make, tmp_path, monkeypatch, capsys):
+    runs = [make(f"run{n}", n, change=alike, run__init_from="w.pt") for n in range(3)]
+    scores = []
+    score_by(scores, "top1", monkeypatch)
     scores += [0.5, 0.7, 0.6, 0.7]
     assert main(soup_of(*runs, folder=tmp_path / "no")) == 0
     assert "no gain: the mean of the weights is not better" in capsys.readouterr().out
@@ -341,14 +346,7 @@ def test_where_less_is_better_the_mean_is_compared_with_the_least(
     knobs = {"run__init_from": "w.pt", "run__best_by": "loss"}
     runs = [make(f"run{n}", n, change=alike, **knobs) for n in range(2)]
     scores = [0.5, 0.7, 0.6, 0.5, 0.7, 0.4]
-    found = LoadedModel.evaluate
-
-    def scored(*given):
-        scored_now = found(*given)
-        scored_now.known["loss"] = scores.pop(0)
-        return scored_now
-
-    monkeypatch.setattr(LoadedModel, "evaluate", scored)
+    score_by(scores, "loss", monkeypatch)
     for name, is_written in (("no", False), ("yes", True)):
         assert main(soup_of(*runs, folder=tmp_path / name)) == 0
         assert (tmp_path / name).exists() == is_written
