@@ -163,8 +163,8 @@ def test_a_run_folder_says_what_it_is(tmp_path, monkeypatch):
     saved = json.loads((folder / "config.json").read_text())
     assert unflatten(saved) == changed(config, run__best_by="top1")  # what auto became
     environment = json.loads((folder / "environment.json").read_text())
-    assert environment.keys() >= {"torch", "device", "driver", "threads", "commit"}
-    for library in ("numpy", "pillow", "simplejpeg", "torchvision"):
+    assert environment.keys() >= {"torch", "simplejpeg", "device", "driver", "threads", "commit"}
+    for library in ("numpy", "pillow", "torchvision"):
         assert environment[library] == metadata.version(library)
     assert logged(folder)[-2].keys() >= {"step", "epoch", "train/loss", "train/images_per_second"}
 

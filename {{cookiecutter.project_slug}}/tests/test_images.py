@@ -11,6 +11,7 @@ import resource
 import struct
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +118,7 @@ ZOO = {
     "new.avif": (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf" + bytes(64), NO_IMAGE),
     "cut.jpg": (JPEG[: len(JPEG) * 2 // 3], "truncated"),
     "cut.png": (saved(RGB, "PNG")[:-60], "truncated|broken|Truncated"),
-    "bomb.jpg": (claims(JPEG, 65_500, 65_500), "65500 x 65500 pixels, more than"),
+    "bomb.jpg": (claims(JPEG, 65_500, 65_500), "exceeds limit|65500 x 65500"),
     "bomb for Pillow.jpg": (claims(CMYK, 65_500, 65_500), "exceeds limit|65500 x 65500"),
     "large.jpg": (claims(CMYK, 16_100, 16_100), "exceeds limit .* pixels: shrink it"),
     "bomb.gif": (b"GIF89a\xff\xff\xff\xff" + saved(RGB, "GIF")[10:], "pixels"),
@@ -178,9 +179,18 @@ def test_a_turned_image_is_set_upright_as_by_pillow(form, image, tmp_path):
         pixels = read(path)
         assert np.array_equal(pixels, expected), orientation
         assert (pixels.shape[0] == HEIGHT) == (orientation not in (5, 6, 7, 8))
-        if form == "JPEG":
+        if form == "JPEG" and find_spec("simplejpeg"):
             assert np.array_equal(decode.decode_jpeg(path.read_bytes()), expected)
     assert decode.decode_jpeg(CMYK) is None  # so Pillow's
+
+
+def test_pillow_decodes_the_same_where_there_is_no_simplejpeg(tmp_path, monkeypatch):
+    path = tmp_path / "x.jpg"
+    path.write_bytes(saved(RGB, "JPEG", exif=exif(6)))
+    pixels = read(path)
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    assert decode.decode_jpeg(path.read_bytes()) is None
+    assert np.array_equal(read(path), pixels)
 
 
 def segment(marker, content):
@@ -240,6 +250,7 @@ def with_segments(jpeg, chance):
 
 
 def test_a_jpeg_is_upright_wherever_its_orientation_is():
+    pytest.importorskip("simplejpeg")
     chance, shapes = random.Random(0), set()
     for number in range(FUZZED):
         content = with_segments(JPEG if number % 2 else PROGRESSIVE, chance)
@@ -256,6 +267,7 @@ def test_a_jpeg_is_upright_wherever_its_orientation_is():
 
 
 def test_an_orientation_is_neither_lost_nor_invented():
+    pytest.importorskip("simplejpeg")
     thumbnail = segment(0xED, b"Photoshop 3.0\0" + JPEG)
     for before, turned in (
         (thumbnail + segment(0xE1, exif(6)), True),

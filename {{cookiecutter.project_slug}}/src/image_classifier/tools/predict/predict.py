@@ -11,7 +11,6 @@ import torch
 
 from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig
-from ...data import Source
 from ...errors import FaultError, UserError
 from ...extensions import need_tool
 from ...runtime.console import Progress, printable, say
@@ -79,10 +78,11 @@ def open_output(
     if not options.out:
         yield None
         return
+    sizes_and_times = images.source.paths.stats().numpy().tobytes()
     command = {
         "weights": trained.digest,
         "images": images.source.fingerprint(),
-        "files": digest_of(images.source),
+        "files": hashlib.blake2b(sizes_and_times, digest_size=16).hexdigest(),
         "precision": trained.precision.name,
         "--top-k": options.top_k,
         "--batch-size": options.batch_size,
@@ -94,12 +94,6 @@ def open_output(
     fresh = options.fresh or options.embeddings != ""
     with closing(Output(Path(options.out), command, options.batch_size, fresh)) as output:
         yield output
-
-
-def digest_of(source: Source) -> str:
-    """What changes with the size or the time of any file."""
-    stats = source.paths.stats().numpy()
-    return hashlib.blake2b(stats.tobytes(), digest_size=16).hexdigest()
 
 
 @torch.inference_mode()

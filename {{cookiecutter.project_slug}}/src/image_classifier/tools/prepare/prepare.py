@@ -6,6 +6,7 @@ so a second call finishes what a kill interrupted and what changes made necessar
 """
 
 import contextlib
+import io
 import json
 import time
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import simplejpeg
 import torch
+from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -170,10 +171,18 @@ def encode(
     rows = resize(pixels, height, width).contiguous().numpy()
     if recipe.format == "raw":
         return rows.reshape(-1).view(np.uint8).data, (height, width)
-    jpeg = simplejpeg.encode_jpeg(
-        rows, recipe.quality, colorspace="RGB", colorsubsampling="420", fastdct=False
-    )
-    return jpeg, (height, width)
+    return encode_jpeg(rows, recipe.quality), (height, width)
+
+
+def encode_jpeg(pixels: np.ndarray, quality: int) -> bytes:
+    """(height, width, 3) uint8 as a JPEG whose colors have half of the height and width."""
+    try:
+        import simplejpeg
+    except ImportError:  # there is none for this Python
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "JPEG", quality=quality, subsampling="4:2:0")
+        return file.getvalue()
+    return simplejpeg.encode_jpeg(pixels, quality, colorsubsampling="420", fastdct=False)
 
 
 def write_index(folder: Path, names: list[str], state: dict[str, Tensor], recipe: Recipe) -> None:

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simplejpeg
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import NO_CACHE, PathList, Source, cache_folder
+from ...data import NO_CACHE, PathList, Source, cache_folder, decode_image
 from ...errors import UserError
 from ...runtime.platform import call_libc
 from .recipe import Recipe
@@ -62,8 +61,8 @@ class Prepared:
             content = content if self.recipe.bits == 8 else content.view(np.uint16)
             return torch.from_numpy(content.reshape(height, width, self.recipe.channels))
         try:
-            return torch.from_numpy(simplejpeg.decode_jpeg(content, "RGB"))
-        except ValueError as error:
+            return decode_image(content.tobytes())
+        except Exception as error:  # Pillow raises many kinds
             raise damage(self.files[number][0], error) from error
 
     def open_shard(self, number: int) -> np.ndarray:

@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import shutil
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import Mock
@@ -272,7 +273,10 @@ def test_images_of_any_channels_and_16_bits_are_prepared_as_they_are(satellite, 
     assert "its images have 5 channels of 16 bits" in opened(root, channels=5).notes[-1]
 
 
-def test_jpegs_of_a_lower_quality_are_smaller(root):
+@pytest.mark.parametrize("library", ["simplejpeg", "pillow"])
+def test_jpegs_of_a_lower_quality_are_smaller(library, root, monkeypatch):
+    if library == "pillow":
+        monkeypatch.setitem(sys.modules, "simplejpeg", None)
     sizes = []
     for quality in ("90", "20"):
         assert prepare(root, "--format", "jpeg", "--quality", quality) == 0
