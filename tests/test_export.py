@@ -16,6 +16,8 @@ from image_classifier.tools.export import formats
 from PIL import Image
 from torch import nn
 
+pytest.importorskip("onnxruntime")  # not for every Python at once
+
 README = PROJECT / "src/image_classifier/tools/export/README.md"
 
 

@@ -225,7 +225,7 @@ def test_a_suggested_name_passes(here, capfd):
 
 def test_no_name_that_the_project_uses_is_accepted():
     found = dependencies()
-    assert {"simplejpeg", "timm", "pyyaml", "nvidia-ml-py", "hatchling"} <= found.keys()
+    assert {"safetensors", "timm", "pyyaml", "nvidia-ml-py", "hatchling"} <= found.keys()
     imports = packages_distributions().items()
     packages = {name.lower() for name, names in imports if {*map(canonical, names)} & found.keys()}
     packages |= {name.replace("-", "_") for name in found} | sys.stdlib_module_names

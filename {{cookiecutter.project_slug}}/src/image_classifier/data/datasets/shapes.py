@@ -15,6 +15,7 @@ from ...config import DataConfig
 from ...errors import UserError, choose
 from ...runtime.machine import one_thread
 from ...runtime.seeding import hash64
+from .parts import check_own
 from .source import Source
 
 SPLITS = {"train": range(20_000), "val": range(20_000, 24_000), "test": range(24_000, 28_000)}
@@ -83,6 +84,7 @@ def shapes(data: DataConfig, split: str) -> Source:
             f"--data.root {data.root!a}: the dataset shapes is drawn and reads no files; "
             "the presets folder and finetune read your own images"
         )
+    check_own({"val": "val", "test": "test"}, "shapes", data, split)
     of_split = choose("split of shapes", split, SPLITS)
     numbers = torch.arange(of_split.start, of_split.stop)[: data.limit or None]
     labels = numbers % len(SHAPES)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from ...errors import UserError
+
 
 @dataclass(frozen=True)
 class BalanceOptions:
@@ -15,3 +17,9 @@ class BalanceOptions:
 
 SECTIONS = {"data": BalanceOptions}
 FREE_TO_CHANGE = ()
+
+
+def check(config: object) -> None:
+    """Raise `UserError` for a choice of images where no step chooses any."""
+    if config.data.balance == "sampling" and not config.epochs:
+        raise UserError("--data.balance sampling is of training, and --epochs is 0: try loss")

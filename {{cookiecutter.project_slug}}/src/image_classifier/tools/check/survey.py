@@ -97,8 +97,7 @@ class Images:
         label = self.labels[index]
         several = np.flatnonzero(label == 1) if self.labels.ndim == 2 else [label]
         name = "|".join(self.classes[number] for number in several)
-        path = os.fsdecode(self.name(index))
-        return {"path": path, "split": self.split(index), "class": name}
+        return {"path": os.fsdecode(self.name(index)), "split": self.split(index), "class": name}
 
     def is_conflict(self, members: np.ndarray) -> bool:
         """Whether the labels of images differ; unknown ones do not."""

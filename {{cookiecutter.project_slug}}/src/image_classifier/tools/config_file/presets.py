@@ -23,14 +23,16 @@ def take_file(words: list[str], flags: list[str]) -> str:
         UserError: if there is no such file, or it holds anything but options.
     """
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", default="")
+    parser.add_argument("--config", action="append", default=[])
     try:
         found, words[:] = parser.parse_known_args(words)
     except ArgumentError as error:
         raise UserError("--config needs a file: runs/a/config.json, or one of your own") from error
     if not found.config:
         return ""
-    path = Path(found.config)
+    if len(found.config) > 1:
+        raise UserError(f"--config is one file, not {len(found.config)}: put them into one")
+    path = Path(*found.config)
     knobs = read_knobs(path)
     start = int(bool(words) and not words[0].startswith("-"))  # behind the preset
     words[start:start] = words_of({k: v for k, v in knobs.items() if flag(k) in flags})

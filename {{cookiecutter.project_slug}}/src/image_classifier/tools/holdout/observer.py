@@ -1,11 +1,15 @@
 """Scores the weights of `best.pt` on the test images, once, when a run has ended."""
 
 import json
+from contextlib import suppress
 from html import escape
 from math import sqrt
 from pathlib import Path
 
-from ...data import EvalData
+import torch
+
+from ...data import EvalData, Source
+from ...errors import FaultError, UserError
 from ...evaluate import Scores, evaluate
 from ...metrics import phrase
 from ...runtime.console import say
@@ -18,18 +22,28 @@ NORMAL = 1.96  # standard deviations of an interval of 95 %
 
 
 def open_observer(setup: Setup) -> Observer:
-    """Open the test images, if the run is to be scored by them; rank 0 evaluates them alone."""
+    """Open the test images, if the run is to be scored by them; rank 0 evaluates them alone.
+
+    Raises:
+        UserError: if there are none, or images without names are to be divided by groups.
+    """
     config = setup.config
+    train = setup.train_data.source
+    if config.data.groups and train.paths is None:
+        raise UserError(
+            f"--data.groups {config.data.groups!a}: the images of {config.data.name!a} have no "
+            "paths, in which it would find a group"
+        )
     by_group = (f"images of one group, {config.data.groups!a}, are in one split",)
     by_group *= bool(config.data.groups)
     if not (config.run.score_test or config.data.test_fraction):
         return Observer(notes=by_group)
     world = World(setup.world.device)
-    train = setup.train_data.source
     how = {"task": train.task, "mean_std": (train.mean, train.std), "classes": train.classes}
     batch_size = setup.val_data.batch_size  # for which there is memory
     images = EvalData(config.data, "test", world, config.run, batch_size, **how)
-    is_seen = setup.val_data.source.is_test  # as CIFAR's, which validate too
+    val = setup.val_data.source
+    is_seen = val.is_test or are_same(val, images.source)  # as CIFAR's, which validate too
     chosen = "by which best.pt was chosen" if is_seen else "by which nothing was chosen"
     use = "which validate, too" if is_seen else "for the score at the end alone"
     note = f"{len(images):,} test images, {use}"
@@ -54,6 +68,15 @@ def open_observer(setup: Setup) -> Observer:
         return f"<h2>Test</h2><p>{escape(told)}, of images {chosen}.</p>" * bool(told)
 
     return Observer(notes=(*by_group, note), conclude=conclude, section=section)
+
+
+def are_same(one: Source, other: Source) -> bool:
+    """Whether all images are the same, as far as labels, names and the first of them tell."""
+    if one.fingerprint() != other.fingerprint():
+        return False
+    with suppress(UserError, FaultError, OSError):  # of an image that can't be read
+        return one.reader is None or torch.equal(one.read(0), other.read(0))
+    return False
 
 
 def keep(folder: Path, found: dict[str, float]) -> None:

@@ -49,7 +49,7 @@ def unusual_lr(config: Config) -> str:
     """The learning rate fits the optimizer and the batch size over all processes."""
     optim = config.optim
     batch_size = config.data.batch_size
-    if optim.name not in USUAL_LR:
+    if optim.name not in USUAL_LR or not config.epochs:
         return ""
     lr, base, power, source = USUAL_LR[optim.name]
     # Momentum adds up a gradient 1 / (1 - momentum) times. Adam's and Muon's average them.
@@ -69,7 +69,8 @@ def small_batchnorm_batch(config: Config, model: nn.Module, processes: int) -> s
     batch_size = config.data.batch_size
     count = batch_size // (config.optim.accumulate * processes)
     has_norms = any(isinstance(layer, _BatchNorm) for layer in model.modules())
-    if count >= SMALL_FOR_BATCHNORM or not has_norms or config.optim.freeze_bn:
+    is_frozen = config.optim.freeze_bn and config.run.init_from
+    if count >= SMALL_FOR_BATCHNORM or not has_norms or is_frozen:
         return ""
     return (
         f"BatchNorm takes its statistics from {count} of the {batch_size} images of a batch, which "

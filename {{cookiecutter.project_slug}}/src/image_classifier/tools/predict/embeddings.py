@@ -1,5 +1,6 @@
 """The file of `--embeddings`: the features of each image, in the order of the rows."""
 
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,8 +24,8 @@ class Embeddings:
     def __init__(self, path: Path, files: PathList, fresh: bool) -> None:
         """Begin `path`, a row for each of `files`; UserError if that is no place for them."""
         check_free("--embeddings", path, SUFFIXES, fresh)
-        if not path.parent.is_dir():
-            raise UserError(f"--embeddings {str(path)!a}: there is no folder {str(path.parent)!a}")
+        if not os.access(f"{path.parent}/", os.W_OK):
+            raise UserError(f"--embeddings {str(path)!a}: there is no folder that can be written")
         self.path = path
         self.files = files
         self.rows = torch.empty(0)  # (count, width) float32; NaN for an unreadable file

@@ -39,8 +39,7 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
         check_free("--out", out, FORMATS, options.fresh)
     files = list_files(options.paths, sys.stdin.buffer, b"\0" if options.null else b"\n")
     if options.explain:
-        heat = need_tool("files", "explain", "--explain")
-        heat.open_folder(Path(options.explain), len(files))
+        need_tool("files", "explain", "--explain").open_folder(Path(options.explain), len(files))
     embeddings = None
     if options.embeddings:
         embeddings = Embeddings(Path(options.embeddings), files, options.fresh)

@@ -36,8 +36,7 @@ def main(words: list[str]) -> int:
     def work() -> None:
         from .prepare import prepare_images
 
-        kind = data.channels, data.bits
-        recipe = Recipe(options.format, options.side, options.quality, *kind)
+        recipe = Recipe(options.format, options.side, options.quality, data.channels, data.bits)
         prepare_images(data, options.splits, recipe)
 
     return attempt(work)

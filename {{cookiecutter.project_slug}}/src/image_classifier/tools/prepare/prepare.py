@@ -47,6 +47,8 @@ def prepare_images(data: DataConfig, splits: tuple[str, ...], recipe: Recipe) ->
             f"--format jpeg has 3 channels of 8 bits, not {recipe.channels} of {recipe.bits}: "
             "--format raw has any"
         )
+    if recipe.format == "tar" and (recipe.side, recipe.quality) != (Recipe.side, Recipe.quality):
+        raise UserError("--format tar keeps images as they are: leave out --side and --quality")
     tar = need_tool("shards", "tar", "--format tar") if recipe.format == "tar" else None
     sources = [open_files(data, split) for split in splits]
     for number, (split, source) in enumerate(zip(splits, sources, strict=True)):
@@ -164,10 +166,8 @@ def encode(
         pixels = files.image(number, recipe.channels, recipe.bits)
     except BadImageError as error:
         raise UserError(f"{error}; `check --quarantine` leaves out all such files") from error
-    height, width = pixels.shape[:2]
-    scale = min(1, recipe.side / min(height, width))
-    height = round(height * scale)
-    width = round(width * scale)
+    scale = min(1, recipe.side / min(pixels.shape[:2]))
+    height, width = [round(scale * side) for side in pixels.shape[:2]]
     rows = resize(pixels, height, width).contiguous().numpy()
     if recipe.format == "raw":
         return rows.reshape(-1).view(np.uint8).data, (height, width)

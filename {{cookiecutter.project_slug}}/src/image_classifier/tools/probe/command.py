@@ -1,7 +1,8 @@
 """`probe`: the last layer of a trained network, fitted to new images; a run without epochs."""
 
 from ...config import Config
-from ...runtime.command_line import command, parse, summary, take_preset
+from ...errors import UserError
+from ...runtime.command_line import command, parse, summary, take_preset, value_of
 from ...runtime.launch import run_in_processes
 
 RESULT_IS_IN_FILES = True
@@ -10,6 +11,8 @@ OTHERWISE = "finetune"  # the preset if none is named: it has trained weights
 
 def main(words: list[str]) -> int:
     """Fit only a new last layer, in seconds: `probe [PRESET] --data.root FOLDER [--FLAG VALUE]`."""
+    if value_of(words, "--epochs") not in ("", "0"):
+        raise UserError("probe fits the last layer alone: without --epochs, which is of train")
     flags = int(bool(words) and not words[0].startswith("-"))  # where they begin
     words[flags:flags] = ["--epochs", "0"]
     name, preset = take_preset(words, OTHERWISE, "runs/probe/{}")

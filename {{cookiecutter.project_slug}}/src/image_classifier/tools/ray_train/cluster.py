@@ -55,6 +55,8 @@ def start_ray(cores: int, **options: Any) -> None:  # noqa: ANN401 - of `ray.ini
             # As after Ctrl-C: Ray itself would end at once, with a report of a crash.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             return
+        except SystemExit as error:  # Ray's own handler of SIGTERM raises it as it starts
+            raise KeyboardInterrupt from error
         except Exception as error:  # Ray raises no other type if the machine is too busy
             ray.shutdown()
             if not tries_left:

@@ -111,8 +111,7 @@ def write_page(
         f'<h2>Environment</h2><dl class="list environment">{definitions(environment)}</dl>',
     ]
     # A path among the knobs may hold bytes that are not text: they are shown as `\udcff`.
-    page = PAGE.substitute(title=name, body="\n".join(body))
-    write_text(folder / "report.html", page)
+    write_text(folder / "report.html", PAGE.substitute(title=name, body="\n".join(body)))
 
 
 def curve(rows: Rows, metric: str, unit: float = 1.0) -> list[tuple[float, float]]:

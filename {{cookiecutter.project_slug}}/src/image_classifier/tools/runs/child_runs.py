@@ -16,13 +16,14 @@ from ...runtime.files import lock_file
 
 # What tells a process that it is a rank or an attempt of another run.
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RUN_", "TORCHELASTIC_")
-# The run gets SIGTERM if its parent dies, so it saves and ends.
+# The run gets SIGTERM if its parent dies, so it saves and ends. Its ranks, which it starts with the
+# same words, have RANK.
 PROGRAM = """
 import os, signal, sys
 from {package}.cli import main
 from {package}.runtime.platform import end_with_parent
 end_with_parent(signal.SIGTERM)
-if os.getppid() != {parent}:
+if "RANK" not in os.environ and os.getppid() != {parent}:
     sys.exit(1)
 sys.exit(main())
 """

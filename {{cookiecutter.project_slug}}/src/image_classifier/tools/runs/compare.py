@@ -66,7 +66,7 @@ def open_groups(folders: Sequence[str]) -> dict[str, Group]:
             if (other := group[run.seed]) is not run:
                 raise UserError(
                     f"{str(other.folder)!a} and {str(run.folder)!a} are in one group, and both "
-                    f"have --seed {run.seed}: leave one of them out"
+                    f"have --seed {run.seed}: leave one of them out (folds can't be compared)"
                 )
     return groups
 

@@ -74,7 +74,8 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
         if options.confirm:
             confirm(job, best)
         else:
-            say(f"The best of {options.trials} may be luck: add --confirm 5 to this command.")
+            count = len(read_trials(folder, job.metric))
+            say(f"The best of {count} may be luck: add --confirm 5 to this command.")
 
 
 def clear(folder: Path) -> None:

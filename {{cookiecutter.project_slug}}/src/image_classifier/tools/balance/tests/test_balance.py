@@ -111,6 +111,11 @@ def test_several_labels_cannot_be_shown_equally_often(config, monkeypatch):
         TrainData(changed(config, data__balance="sampling"), CPU)
 
 
+def test_without_steps_no_image_is_chosen(refusal):
+    words = "train", "smoke", "--epochs", 0, "--data.balance", "sampling"
+    assert "--data.balance sampling is of training, and --epochs is 0: try loss" in refusal(*words)
+
+
 def test_which_classes_come_once_more_differs_from_epoch_to_epoch():
     labels = torch.arange(10) % 3
     orders = (balanced_order_at(0, epoch, labels) % 10 for epoch in range(20))

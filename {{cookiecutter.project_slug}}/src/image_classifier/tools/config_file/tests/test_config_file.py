@@ -185,6 +185,14 @@ def test_a_mistake_in_a_file_is_answered_in_one_line_that_names_it(name, text, r
     assert len([*tmp_path.iterdir()]) == (text is not None)
 
 
+def test_two_files_are_refused(refusal, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.toml", "b.toml"):
+        Path(name).write_text("[optim]\nlr = 0.3")
+    said = refusal("train", "smoke", "--config", "a.toml", "--config", "b.toml")
+    assert "--config is one file, not 2" in said
+
+
 def test_yaml_says_which_library_it_needs(refusal, monkeypatch):
     Path("a.yaml").write_text("epochs: 1")
     monkeypatch.setitem(sys.modules, "yaml", None)

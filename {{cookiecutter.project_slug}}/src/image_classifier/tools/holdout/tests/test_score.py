@@ -13,8 +13,10 @@ from conftest import changed, logged, run_ranks, write_photo
 from scipy.stats import binomtest
 
 from image_classifier.cli import main
+from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS
 from image_classifier.data.datasets.folder import folder
+from image_classifier.data.datasets.shapes import shapes
 from image_classifier.errors import UserError
 from image_classifier.tools.holdout import observer
 from image_classifier.train import train
@@ -64,6 +66,23 @@ def test_it_is_the_score_that_evaluate_finds(holding_out, capsys):
     assert main(["evaluate", holding_out.run.dir, "--split", "test"]) == 0
     scores = json.loads(Path(holding_out.run.dir, "test.json").read_text())
     assert f"top-1 {scores['test/top1']:.2%}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("test", "words"), [("val", "best.pt"), ("test", "nothing")])
+def test_it_is_told_whether_the_test_images_are_those_for_validation(
+    test, words, config, monkeypatch, capsys
+):
+    drawn = {"train": "train", "val": "val", "test": test}
+    own = lambda _, split: shapes(DataConfig(limit=64), drawn[split])  # noqa: E731
+    monkeypatch.setitem(DATASETS, "own", own)
+    train(changed(config, data__name="own", data__limit=0, run__score_test=True))
+    assert f"64 images by which {words} was chosen" in capsys.readouterr().out
+
+
+def test_groups_of_images_without_paths_are_refused(config, monkeypatch):
+    monkeypatch.setitem(DATASETS, "own", lambda _, split: shapes(DataConfig(limit=64), split))
+    with pytest.raises(UserError, match=r"--data.groups 'p': the images of 'own' have no paths"):
+        train(changed(config, data__name="own", data__limit=0, data__groups="p"))
 
 
 def test_that_of_a_linear_probe_is_of_the_weights_that_it_leaves(holding_out, trained_once, capsys):

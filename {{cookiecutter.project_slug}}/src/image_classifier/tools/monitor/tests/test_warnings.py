@@ -79,6 +79,9 @@ def test_few_images_are_said_only_where_they_matter(config):
     assert "from 4 of the 16 images" in few(halved, nn.BatchNorm2d(3), processes=2)
     assert few(halved, nn.BatchNorm2d(3), processes=1) == ""
     assert few(halved, nn.GroupNorm(3, 3), processes=2) == ""
+    frozen = changed(halved, optim__freeze_bn=True)
+    assert few(frozen, nn.BatchNorm2d(3), processes=2)  # of random weights there is nothing to keep
+    assert few(changed(frozen, run__init_from="w.pt"), nn.BatchNorm2d(3), processes=2) == ""
 
 
 def test_imbalance_is_said_for_one_label_and_for_several(config):

@@ -343,7 +343,7 @@ def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, refusal):
         (["--out", "x.txt"], "'x.txt' ends in none of .csv, .jsonl"),
         (["--out", tmp_path / "there.csv"], "there.csv' exists already: --fresh replaces it"),
         (["--embeddings", "x.txt"], "'x.txt' ends in none of .npy, .safetensors"),
-        (["--embeddings", tmp_path / "no/x.npy"], "there is no folder"),
+        (["--embeddings", tmp_path / "no/x.npy"], "there is no folder that can be written"),
         (["--out", "/proc/x/y.csv"], "cannot write '/proc/x/y.csv.partial'"),
         (["--top-k", "0"], "--top-k 0 is not in 1 .. "),
         (["nowhere"], "there is no file or folder 'nowhere'"),

@@ -285,6 +285,11 @@ def test_jpegs_of_a_lower_quality_are_smaller(library, root, monkeypatch):
     assert sizes[1] < 0.7 * sizes[0]
 
 
+def test_a_side_of_images_that_stay_as_they_are_is_refused(root, refusal):
+    said = refusal("prepare", "--data.root", root, "--format", "tar", "--side", "48")
+    assert "--format tar keeps images as they are: leave out --side and --quality" in said
+
+
 def test_only_the_splits_that_are_named_are_prepared(root):
     assert prepare(root, "--splits", "val") == 0
     assert {path.name for path in (root.parent / "photos.cache").iterdir()} == {"val"}

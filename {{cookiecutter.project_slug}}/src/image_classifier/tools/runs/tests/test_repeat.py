@@ -259,3 +259,10 @@ def test_a_run_of_several_knows_nothing_of_the_ranks_of_others(tmp_path, monkeyp
     environment = started[0]["env"]
     assert not [name for name in environment if name.startswith(child_runs.FOREIGN)]
     assert environment["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_run_of_several_processes_is_started_and_ends(tmp_path):
+    words = [*TINY.split(), "--run.trackers", "--run.processes", "2", "--run.dir", str(tmp_path)]
+    output = tmp_path / "out.txt"
+    assert child_runs.start_run(words, output).wait(120) == 0, output.read_text()
+    assert json.loads((tmp_path / "environment.json").read_text())["processes"] == 2
