@@ -350,11 +350,11 @@ def test_a_run_saves_by_the_clock_and_keeps_the_newest_and_nothing_unfinished(co
 def test_a_checkpoint_from_before_an_option_has_its_default(finished):
     path = Path(finished.run.dir, "checkpoints", "last.pt")
     saved = torch.load(path, weights_only=True)
-    del saved["config"]["data.fold"]
+    del saved["config"]["data.val_fraction"]
     torch.save(saved, path)
     train(finished)
-    other = changed(finished, data__fold=1)
-    with pytest.raises(UserError, match=r"--data\.fold was 0, is 1"):
+    other = changed(finished, data__val_fraction=0.5)
+    with pytest.raises(UserError, match=r"--data\.val-fraction was 0\.2, is 0\.5"):
         train(other)
 
 
