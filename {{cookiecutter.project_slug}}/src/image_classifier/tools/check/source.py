@@ -20,8 +20,10 @@ from ...runtime.files import read_plain, write_text
 
 
 def quarantine_path(data: DataConfig) -> Path:
-    """The path of the list, in the dataset's cache."""
-    return cache_folder(data) / "quarantine.txt"
+    """The path of the list: in the dataset's cache; if there is none, as without `data.cache`."""
+    path = cache_folder(data) / "quarantine.txt"
+    usual = Path(f"{Path(data.root)}.cache", path.name)
+    return usual if usual.exists() and not path.exists() else path
 
 
 def read_quarantine(data: DataConfig) -> dict[bytes, str]:

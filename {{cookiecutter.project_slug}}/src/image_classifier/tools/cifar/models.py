@@ -38,8 +38,7 @@ class Airbench(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(batch, channels, height, width) -> (batch, num_classes)."""
-        features = self.stages(self.whiten(images))
-        return self.head(largest(features)) * LOGIT_SCALE
+        return self.head(largest(self.stages(self.whiten(images)))) * LOGIT_SCALE
 
     @torch.no_grad()
     def fit(self, images: Tensor) -> None:

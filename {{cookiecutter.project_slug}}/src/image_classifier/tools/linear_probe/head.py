@@ -62,8 +62,7 @@ def fit_head(setup: Setup) -> tuple[str, bool]:
         with closing(data.open_split("train")) as train:
             features = compute_features(setup, train)
         note = f"linear probe of {features.values.shape[1]:,} features, {features.note}"
-        can_be_read = replace(data.source, labels=features.labels)
-        why = misfit(config, layer, can_be_read)
+        why = misfit(config, layer, replace(data.source, labels=features.labels))
     if not why:
         if world.is_main:
             note += fit_layer(layer, features, data.weights, config.seed)
