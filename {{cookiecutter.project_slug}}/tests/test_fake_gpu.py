@@ -190,7 +190,7 @@ def trained(gpu, config):
     optimizer = build_optimizer(config.optim, model)
     loss_fn = build_loss(config, data, data.batch_size)
     state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
-    set_training(model, config)
+    set_training(model, config.optim)
     size = data.batch_size // config.optim.accumulate
     for loaded in data.batches(0, 2):
         seeding.seed_layers(config.seed, state.step, 0, GPU)

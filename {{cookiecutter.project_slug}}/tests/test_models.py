@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from conftest import changed
 from torch import nn
 from torch.testing import assert_close
 
@@ -16,7 +15,7 @@ from image_classifier.models import (
     load_weights,
     models_by_name,
 )
-from image_classifier.optim import build_optimizer, set_training
+from image_classifier.optim import build_optimizer
 from image_classifier.presets import PRESETS
 
 
@@ -132,10 +131,3 @@ def test_stochastic_depth_skips_branches_in_training_alone(name):
     for other in ("resnet9", "resnet18"):
         with pytest.raises(UserError, match=f"{other} has no stochastic depth: --model.drop-path"):
             build_model(ModelConfig(name=other, drop_path=0.1), 3, 32)
-
-
-@pytest.mark.parametrize(("weights", "is_frozen"), [("w.pt", True), ("", False)])
-def test_batchnorm_keeps_statistics_of_pretrained_weights_and_no_others(config, weights, is_frozen):
-    model = nn.Sequential(nn.BatchNorm2d(3)).eval()
-    set_training(model, changed(config, optim__freeze_bn=True, run__init_from=weights))
-    assert (model.training, model[0].training) == (True, not is_frozen)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .config import Config, OptimConfig
+from .config import OptimConfig
 from .extensions import chained, find_tool
 from .models import find_matrices
 from .runtime.machine import leave_tracer_out, untraced
@@ -84,10 +84,10 @@ def param_groups(optim: OptimConfig, model: nn.Module) -> list[dict[str, object]
     return chained("groups", "change_groups", groups, optim, model)
 
 
-def set_training(model: nn.Module, config: Config) -> None:
-    """Put `model` into training mode; BatchNorm may keep the statistics of pretrained weights."""
+def set_training(model: nn.Module, optim: OptimConfig) -> None:
+    """Put `model` into training mode, BatchNorm's statistics frozen if `optim` says so."""
     model.train()
-    if config.optim.freeze_bn and config.run.init_from:
+    if optim.freeze_bn:
         for layer in model.modules():
             if isinstance(layer, _BatchNorm):
                 layer.eval()

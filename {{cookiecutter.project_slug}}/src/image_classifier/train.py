@@ -165,7 +165,7 @@ class Training:
         self.state = TrainState(
             self.model, optimizer, self.precision, ema, optim.ema_decay, best_by
         )
-        set_training(self.model, self.config)
+        set_training(self.model, optim)
         self.ddp_model = self.parallel.wrap(self.model)
         is_ddp = isinstance(self.ddp_model, DistributedDataParallel)
         self.has_buckets = not is_ddp or self.world.size < 3  # two add up in either order

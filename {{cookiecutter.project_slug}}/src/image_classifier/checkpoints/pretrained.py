@@ -212,7 +212,7 @@ def download(name: str, world: World) -> Path:
     if weights is None:
         raise UserError(
             f"--run.init-from {PUBLISHED}: torchvision has no weights of {name}; give the file of "
-            "some, take one of its models, such as resnet50, or --run.init-from= for random weights"
+            "some, take one of its models, such as resnet50, or train from scratch: preset folder"
         )
     path = Path(torch.hub.get_dir(), "checkpoints", Path(weights.url).name)
     checksum = path.stem.rpartition("-")[2]

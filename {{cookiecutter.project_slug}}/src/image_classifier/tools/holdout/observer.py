@@ -25,17 +25,14 @@ def open_observer(setup: Setup) -> Observer:
     """Open the test images, if the run is to be scored by them; rank 0 evaluates them alone.
 
     Raises:
-        UserError: if there are none, or images without names are to be divided by groups.
+        UserError: if there are none.
     """
     config = setup.config
     train = setup.train_data.source
-    if config.data.groups and train.paths is None:
-        raise UserError(
-            f"--data.groups {config.data.groups!a}: the images of {config.data.name!a} have no "
-            "paths, in which it would find a group"
-        )
-    by_group = (f"images of one group, {config.data.groups!a}, are in one split",)
-    by_group *= bool(config.data.groups)
+    said = "images of one group, {}, are in one split"
+    if train.paths is None:
+        said = "--data.groups {}: the images have no paths, in which to find a group"
+    by_group = (said.format(ascii(config.data.groups)),) * bool(config.data.groups)
     if not (config.run.score_test or config.data.test_fraction):
         return Observer(notes=by_group)
     world = World(setup.world.device)
@@ -71,11 +68,13 @@ def open_observer(setup: Setup) -> Observer:
 
 
 def are_same(one: Source, other: Source) -> bool:
-    """Whether all images are the same, as far as labels, names and the first of them tell."""
-    if one.fingerprint() != other.fingerprint():
+    """Whether all images are the same, as far as labels, sizes and some of them tell."""
+    if one.classes != other.classes or not torch.equal(one.labels, other.labels):
         return False
+    if one.paths is not None and other.paths is not None:
+        return one.file_digests() == other.file_digests()
     with suppress(UserError, FaultError, OSError):  # of an image that can't be read
-        return one.reader is None or torch.equal(one.read(0), other.read(0))
+        return torch.equal(one.read(0), other.read(0))
     return False
 
 

@@ -11,8 +11,7 @@ def open_observer(setup: Setup) -> Observer:
     judge = bottleneck.open_judge(setup.config, setup.train_data, gpus)
 
     def metrics(speed: Speed | None) -> dict[str, float]:
-        share = {"train/mfu": round(mfu(speed), 4)} if mfu and speed else {}
-        return share | gpus.read()
+        return ({"train/mfu": round(mfu(speed), 4)} if mfu and speed else {}) | gpus.read()
 
     def verdict(speed: Speed) -> str:
         return f"{judge(speed)} MFU {mfu(speed):.0%}." if mfu else judge(speed)

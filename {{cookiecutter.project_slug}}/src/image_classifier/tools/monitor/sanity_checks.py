@@ -69,8 +69,9 @@ def small_batchnorm_batch(config: Config, model: nn.Module, processes: int) -> s
     batch_size = config.data.batch_size
     count = batch_size // (config.optim.accumulate * processes)
     has_norms = any(isinstance(layer, _BatchNorm) for layer in model.modules())
-    is_frozen = config.optim.freeze_bn and config.run.init_from
-    if count >= SMALL_FOR_BATCHNORM or not has_norms or is_frozen:
+    if has_norms and config.optim.freeze_bn and not config.run.init_from:
+        return "--optim.freeze-bn keeps the mean 0 and variance 1 of random weights: leave it out"
+    if count >= SMALL_FOR_BATCHNORM or not has_norms or config.optim.freeze_bn:
         return ""
     return (
         f"BatchNorm takes its statistics from {count} of the {batch_size} images of a batch, which "

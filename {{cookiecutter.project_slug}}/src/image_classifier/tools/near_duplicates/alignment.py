@@ -53,8 +53,7 @@ def aligned_correlation(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     local = (product + NOISE) / ((square + other) / 2 + NOISE)
     has_detail = torch.maximum(square, other) * is_inside > NOISE
     ranked = local.masked_fill(~has_detail, torch.inf).flatten(1).sort(1).values
-    place = (WORST * has_detail.sum((1, 2))).long()
-    return whole, ranked.gather(1, place[:, None])[:, 0]
+    return whole, ranked.gather(1, (WORST * has_detail.sum((1, 2))).long()[:, None])[:, 0]
 
 
 def align(first: Tensor, second: Tensor, warp: Tensor) -> Tensor:

@@ -61,8 +61,12 @@ class Prepared:
             content = content if self.recipe.bits == 8 else content.view(np.uint16)
             return torch.from_numpy(content.reshape(height, width, self.recipe.channels))
         try:
+            import simplejpeg
+
+            return torch.from_numpy(simplejpeg.decode_jpeg(content, "RGB"))
+        except ImportError:  # there is none for this Python: Pillow reads what is damaged, too
             return decode_image(content.tobytes())
-        except Exception as error:  # Pillow raises many kinds
+        except ValueError as error:
             raise damage(self.files[number][0], error) from error
 
     def open_shard(self, number: int) -> np.ndarray:

@@ -142,8 +142,7 @@ def scale(
 
 def thinned(points: Points) -> Points:
     """At most MOST_POINTS of them, evenly spread, the last among them."""
-    every = math.ceil(len(points) / MOST_POINTS)
-    return points[::-1][::every][::-1]
+    return points[::-1][:: math.ceil(len(points) / MOST_POINTS)][::-1]
 
 
 def short(value: float, digits: int = 3) -> str:

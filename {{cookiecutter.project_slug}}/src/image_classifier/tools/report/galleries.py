@@ -66,8 +66,7 @@ def class_examples(predictions: Predictions) -> str:
         has_label = source.labels[column] == (1 if source.is_multi_label else number)
         counted = predictions.is_counted[column] & has_label
         right = predictions.is_correct[column]
-        shares = predictions.target_probability[column]
-        surest = shares.argsort(descending=True, stable=True)
+        surest = predictions.target_probability[column].argsort(descending=True, stable=True)
         found = surest[(counted & right)[surest]]
         missed = surest[(counted & ~right)[surest]].flip(0)
         shown = torch.cat([found[:EXAMPLES], missed[:EXAMPLES]]).tolist()

@@ -171,8 +171,7 @@ def ranking_curves(predictions: Predictions) -> str:
     """Precision over recall, and ROC: of each class, or of many all taken together."""
     from sklearn.metrics import precision_recall_curve, roc_curve
 
-    names = predictions.source.classes
-    pairs = {names[n]: pair for n, *pair in against_the_rest(predictions)}
+    pairs = {predictions.source.classes[n]: pair for n, *pair in against_the_rest(predictions)}
     if len(pairs) > MOST_LINES:
         pairs = {"micro average": map(np.concatenate, zip(*pairs.values(), strict=True))}
     precisions = {}

@@ -79,10 +79,28 @@ def test_it_is_told_whether_the_test_images_are_those_for_validation(
     assert f"64 images by which {words} was chosen" in capsys.readouterr().out
 
 
-def test_groups_of_images_without_paths_are_refused(config, monkeypatch):
+def test_nothing_is_promised_of_groups_that_no_path_can_have(config, monkeypatch, capsys):
     monkeypatch.setitem(DATASETS, "own", lambda _, split: shapes(DataConfig(limit=64), split))
-    with pytest.raises(UserError, match=r"--data.groups 'p': the images of 'own' have no paths"):
-        train(changed(config, data__name="own", data__limit=0, data__groups="p"))
+    train(changed(config, data__name="own", data__limit=0, data__groups="p"))
+    assert "--data.groups 'p': the images have no paths" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+@pytest.mark.parametrize("kind", ["folder", "prepared"])
+def test_files_of_one_name_may_be_other_images(kind, is_copy, config, tmp_path, capsys):
+    root = tmp_path / "photos"
+    for start, split in enumerate(("train", "val", "test")):
+        for number in range(8):
+            seed = number + 8 * (1 if is_copy and start else start)
+            write_photo(root / split / "ab"[number % 2] / f"{number}.jpg", seed, size=(40, 36))
+    if kind == "prepared":
+        pytest.importorskip("image_classifier.tools.prepare")
+        assert main(["prepare", "--data.root", str(root), "--splits", "val", "--side", "32"]) == 0
+    own = {"data__name": "folder", "data__root": str(root), "data__limit": 0, "data__batch_size": 8}
+    capsys.readouterr()
+    train(changed(config, **own, run__score_test=True))
+    chosen = "best.pt" if is_copy else "nothing"
+    assert f"8 images by which {chosen} was chosen" in capsys.readouterr().out
 
 
 def test_that_of_a_linear_probe_is_of_the_weights_that_it_leaves(holding_out, trained_once, capsys):

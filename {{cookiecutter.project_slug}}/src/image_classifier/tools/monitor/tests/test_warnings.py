@@ -80,7 +80,8 @@ def test_few_images_are_said_only_where_they_matter(config):
     assert few(halved, nn.BatchNorm2d(3), processes=1) == ""
     assert few(halved, nn.GroupNorm(3, 3), processes=2) == ""
     frozen = changed(halved, optim__freeze_bn=True)
-    assert few(frozen, nn.BatchNorm2d(3), processes=2)  # of random weights there is nothing to keep
+    assert "of random weights: leave it out" in few(frozen, nn.BatchNorm2d(3), processes=2)
+    assert few(frozen, nn.GroupNorm(3, 3), processes=2) == ""
     assert few(changed(frozen, run__init_from="w.pt"), nn.BatchNorm2d(3), processes=2) == ""
 
 
