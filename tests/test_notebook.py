@@ -9,6 +9,8 @@ import pytest
 from first_project import NOTEBOOK, tagged
 from image_classifier import configure
 
+pytest.importorskip("onnxruntime")  # which the notebook imports: not for every Python at once
+
 NUMBER = r"\d\.\d{4}"
 PATH = r"/(?:tmp|home|root|Users|content|work|usr|opt|var)/|site-packages"  # of a machine
 
