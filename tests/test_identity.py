@@ -22,6 +22,14 @@ def test_the_default_answers_and_all_tools_give_the_folder_itself(render, tmp_pa
     assert contents(tmp_path / "image-classifier") == contents(render(**ALL)) == template()
 
 
+def test_no_module_names_its_package_which_may_be_renamed():
+    files = (PROJECT / "src/image_classifier").rglob("*.py")
+    modules = [path for path in files if path.parent.name != "tests"]
+    assert modules
+    for path in modules:
+        assert "image_classifier" not in path.read_text(encoding="utf-8"), path
+
+
 def test_an_installed_wheel_renders_the_same_bytes(tmp_path):
     version = pyproject(PROJECT)["tool"]["pretuned"]["version"]
     build = ("-m", "hatchling", "build", "-t")
