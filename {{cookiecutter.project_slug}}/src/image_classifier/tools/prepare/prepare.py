@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import BadImageError, PathList, cache_folder, open_files, resize
+from ...data import BadImageError, PathList, cache_folder, open_files, resize, simplejpeg
 from ...errors import UserError
 from ...extensions import need_tool
 from ...runtime.console import Progress, clock, say
@@ -176,9 +176,7 @@ def encode(
 
 def encode_jpeg(pixels: np.ndarray, quality: int) -> bytes:
     """(height, width, 3) uint8 as a JPEG whose colors have half of the height and width."""
-    try:
-        import simplejpeg
-    except ImportError:  # there is none for this Python
+    if simplejpeg is None:
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, "JPEG", quality=quality, subsampling="4:2:0")
         return file.getvalue()

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import NO_CACHE, PathList, Source, cache_folder, decode_image
+from ...data import NO_CACHE, PathList, Source, cache_folder, decode_image, simplejpeg
 from ...errors import UserError
 from ...runtime.platform import call_libc
 from .recipe import Recipe
@@ -61,12 +61,10 @@ class Prepared:
             content = content if self.recipe.bits == 8 else content.view(np.uint16)
             return torch.from_numpy(content.reshape(height, width, self.recipe.channels))
         try:
-            import simplejpeg
-
+            if simplejpeg is None:
+                return decode_image(content.tobytes())
             return torch.from_numpy(simplejpeg.decode_jpeg(content, "RGB"))
-        except ImportError:  # there is none for this Python: Pillow reads what is damaged, too
-            return decode_image(content.tobytes())
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise damage(self.files[number][0], error) from error
 
     def open_shard(self, number: int) -> np.ndarray:
