@@ -256,6 +256,24 @@ def test_a_file_of_another_size_is_noticed_though_few_are_read(tmp_path):
     assert are_replaced(before, source.file_digests())
 
 
+def test_two_splits_of_the_same_images_are_known_wherever_these_are(flat):
+    files = open_dataset(DataConfig(name="folder", root=str(flat)), "train")
+    twin = flat.rename(flat.with_name("twin"))
+    shutil.copytree(twin, flat)
+    copies = replace(files, paths=PathList(twin, [str(path.relative_to(flat)) for path in files.paths]))
+    images = torch.stack([torch.full((8, 8, 3), number) for number in range(len(files))]).byte()
+    in_memory = replace(files, paths=None, pixels=images)
+    by_reader = replace(in_memory, pixels=None, reader=lambda index: images[index])
+    for source, same in ((files, copies), (in_memory, in_memory), (by_reader, in_memory)):
+        assert source.has_same_images(same)
+        assert not source.has_same_images(replace(same, labels=same.labels.flip(0)))
+        assert not source.has_same_images(replace(same, classes=same.classes[::-1]))
+    assert not in_memory.has_same_images(replace(in_memory, pixels=images.flip(0)))
+    assert not by_reader.has_same_images(replace(in_memory, pixels=255 - images))
+    copies.paths[0].unlink()
+    assert not files.has_same_images(copies)
+
+
 def test_a_few_of_images_keep_their_weights():
     source = Source(LABELS, CLASSES, PIXELS, weights=torch.arange(6.0))
     assert source.thinned(3).weights.tolist() == [0.0, 3.0, 4.0]

@@ -6,14 +6,12 @@ Each file is read once (`survey.py`); the tool near-duplicates compares what the
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from json import dumps
 from os import fsdecode
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from ...config import DataConfig
 from ...data import NoLabelsError, find_folders, open_files
@@ -141,12 +139,7 @@ def why_no_test(data: DataConfig) -> str:
         return f"there are none that can be opened: {printable(reason):.300}"
     if not len(val) or not len(test):
         return "there are none"
-    with suppress(Exception):  # of an image that can't be read, which the survey tells of
-        # The images of a reader are not part of a fingerprint.
-        is_first = val.reader is None or torch.equal(val.read(0), test.read(0))
-        if is_first and val.fingerprint() == test.fingerprint():
-            return "they are those for validation"
-    return ""
+    return "they are those for validation" if val.has_same_images(test) else ""
 
 
 def find_originals(images: Images) -> np.ndarray:

@@ -1,15 +1,11 @@
 """Scores the weights of `best.pt` on the test images, once, when a run has ended."""
 
 import json
-from contextlib import suppress
 from html import escape
 from math import sqrt
 from pathlib import Path
 
-import torch
-
-from ...data import EvalData, Source
-from ...errors import FaultError, UserError
+from ...data import EvalData
 from ...evaluate import Scores, evaluate
 from ...metrics import phrase
 from ...runtime.console import say
@@ -40,7 +36,7 @@ def open_observer(setup: Setup) -> Observer:
     batch_size = setup.val_data.batch_size  # for which there is memory
     images = EvalData(config.data, "test", world, config.run, batch_size, **how)
     val = setup.val_data.source
-    is_seen = val.is_test or are_same(val, images.source)  # as CIFAR's, which validate too
+    is_seen = val.is_test or val.has_same_images(images.source)  # as CIFAR's, which validate too
     chosen = "by which best.pt was chosen" if is_seen else "by which nothing was chosen"
     use = "which validate, too" if is_seen else "for the score at the end alone"
     note = f"{len(images):,} test images, {use}"
@@ -65,17 +61,6 @@ def open_observer(setup: Setup) -> Observer:
         return f"<h2>Test</h2><p>{escape(told)}, of images {chosen}.</p>" * bool(told)
 
     return Observer(notes=(*by_group, note), conclude=conclude, section=section)
-
-
-def are_same(one: Source, other: Source) -> bool:
-    """Whether all images are the same, as far as labels, sizes and some of them tell."""
-    if one.classes != other.classes or not torch.equal(one.labels, other.labels):
-        return False
-    if one.paths is not None and other.paths is not None:
-        return one.file_digests() == other.file_digests()
-    with suppress(UserError, FaultError, OSError):  # of an image that can't be read
-        return torch.equal(one.read(0), other.read(0))
-    return False
 
 
 def keep(folder: Path, found: dict[str, float]) -> None:

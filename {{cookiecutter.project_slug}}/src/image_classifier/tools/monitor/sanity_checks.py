@@ -99,26 +99,16 @@ def imbalanced_classes(config: Config, train: Source) -> str:
 
 def reused_images(config: Config, train: Source, val: Source) -> str:
     """`best.pt` is chosen on the validation images, which should be no others."""
-    if are_same(train, val):
+    if train.has_same_images(val):
         return "the validation images are the training images: scores tell nothing of new images"
     is_test = val.is_test
     if config.data.name == "folder":
         with suppress(UserError):  # there is no such folder, or its images have no labels
-            is_test = are_same(val, open_dataset(config.data, "test"))
+            is_test = val.has_same_images(open_dataset(config.data, "test"))
     return is_test * (
         "the validation images are the test images, and best.pt is chosen on them, so its scores "
         "are too good for new images; those of last.pt are fair if you choose nothing by them"
     )
-
-
-def are_same(one: Source, other: Source) -> bool:
-    """Whether all pixels are equal; or names and sizes of all files, and the contents of some."""
-    if one.pixels is not None and other.pixels is not None:
-        return torch.equal(one.pixels, other.pixels)
-    if one.paths is None or other.paths is None:
-        return False
-    has_same_names = torch.equal(one.paths.bytes, other.paths.bytes)
-    return has_same_names and one.file_digests() == other.file_digests()
 
 
 def blank_images(train: Source) -> str:
