@@ -44,9 +44,12 @@ FILES = ["ant/1.jpg"] * 6
         ({"classes": [*CLASSES]}, "a tuple of str, the name of each class, not "),
         ({"labels": LABELS.tolist()}, r"labels of a Source should be .count,. int64 or "),
         ({"labels": LABELS.int()}, r"on the CPU, not a Tensor \(6,\) torch\.int32$"),
-        ({"mean": (125.3, 123.0, 113.9)}, "mean of a Source should be three .* from 0 to 1, not"),
-        ({"std": (0.2, 0.2)}, "std of a Source should be three numbers"),
-        ({"std": (0.2, 0.0, 0.2)}, "std of a Source should be three numbers"),
+        (
+            {"mean": (125.3, 123.0, 113.9)},
+            "mean of a Source should be 3 numbers, .* from 0 to 1, not",
+        ),
+        ({"std": (0.2, 0.2)}, "std of a Source should be 3 numbers, one for each channel"),
+        ({"std": (0.2, 0.0, 0.2)}, "std of a Source should be 3 numbers, one for each channel"),
         ({"weights": [1.0] * 6}, r"weights of a Source should be \(count,\) float32, finite, >= 0"),
         ({"weights": torch.ones(6).double()}, r"not a Tensor \(6,\) torch\.float64$"),
         ({"weights": torch.ones(5)}, r"not a Tensor \(5,\) torch\.float32$"),
@@ -260,16 +263,19 @@ def test_two_splits_of_the_same_images_are_known_wherever_these_are(flat):
     files = open_dataset(DataConfig(name="folder", root=str(flat)), "train")
     twin = flat.rename(flat.with_name("twin"))
     shutil.copytree(twin, flat)
-    copies = replace(files, paths=PathList(twin, [str(path.relative_to(flat)) for path in files.paths]))
+    names = [path.relative_to(flat) for path in files.paths]
+    copies = replace(files, paths=PathList(twin, names))
     images = torch.stack([torch.full((8, 8, 3), number) for number in range(len(files))]).byte()
     in_memory = replace(files, paths=None, pixels=images)
     by_reader = replace(in_memory, pixels=None, reader=lambda index: images[index])
-    for source, same in ((files, copies), (in_memory, in_memory), (by_reader, in_memory)):
+    for source, same in ((files, copies), (in_memory, in_memory), (by_reader, by_reader)):
         assert source.has_same_images(same)
         assert not source.has_same_images(replace(same, labels=same.labels.flip(0)))
         assert not source.has_same_images(replace(same, classes=same.classes[::-1]))
     assert not in_memory.has_same_images(replace(in_memory, pixels=images.flip(0)))
-    assert not by_reader.has_same_images(replace(in_memory, pixels=255 - images))
+    assert not by_reader.has_same_images(
+        replace(by_reader, reader=lambda index: 255 - images[index])
+    )
     copies.paths[0].unlink()
     assert not files.has_same_images(copies)
 

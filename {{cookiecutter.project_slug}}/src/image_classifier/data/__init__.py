@@ -15,15 +15,7 @@ from .datasets.listing import NO_CLASS, class_folders, has_suffix, is_junk, list
 from .datasets.parts import ROLES, check_own, divide, find_name, find_parts, look, part_of, role_of
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
-from .decode import (
-    FORMATS,
-    NPY_START,
-    BadImageError,
-    decode_image,
-    image_pixels,
-    simplejpeg,
-    unreadable,
-)
+from .decode import FORMATS, NPY, BadImageError, decode_image, image_pixels, simplejpeg, unreadable
 from .gather import reflect, shift_and_flip
 from .loader import EvalData, TrainData
 from .samples import LEFT_OUT, Note, Samples

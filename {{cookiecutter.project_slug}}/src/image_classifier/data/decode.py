@@ -28,7 +28,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 64_000_000  # against decompression bombs
 JPEG_SHRINK = 2  # a JPEG of more pixels is decoded at half its sides, up to 4 times as many
 FOR_LARGE = "shrink it"
-NPY_START = b"\x93NUMPY"
+NPY = b"\x93NUMPY"  # the first bytes of `.npy` files
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 PAGES = re.compile('\nchannels=3\n|SizeC="3"')  # ImageJ and OME: pages are channels
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
@@ -39,7 +39,6 @@ SCAN = 0xDA
 WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD8))  # TEM and RST0 to RST7
 # What tells the orientation, by its name in Pillow's `info`.
 METADATA = {"exif": b"Exif\0\0", "xmp": b"http://ns.adobe.com/xap/1.0/\0"}
-JPEG_COLORS = ("Gray", "YCbCr", "RGB")
 
 # The system lacks memory or file descriptors.
 LACKS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
@@ -97,7 +96,7 @@ def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
     is_tiff = encoded.startswith(TIFF_STARTS)
     count, description = tags_of_tiff(encoded) if is_tiff else (0, "")
     has_pages = (count, channels) == (1, 3) and PAGES.search(description) is not None
-    if encoded.startswith(NPY_START) or has_pages or (is_tiff and channels not in COLORED):
+    if encoded.startswith(NPY) or has_pages or (is_tiff and channels not in COLORED):
         return decode_array(encoded, channels)
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
@@ -124,7 +123,7 @@ def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
 
 def decode_array(encoded: bytes, channels: int) -> np.ndarray:
     """The pixels of an array file, or of a TIFF file that Pillow does not read, by a tool."""
-    if not encoded.startswith((NPY_START, *TIFF_STARTS)):
+    if not encoded.startswith((NPY, *TIFF_STARTS)):
         raise ValueError("of its 16-bit colors only 8 bits can be read: save it as TIFF or .npy")
     if (read_array := function("decoder", "read_array")) is None:
         raise UserError(
@@ -156,16 +155,13 @@ def decode_jpeg(encoded: bytes, channels: int = 3) -> np.ndarray | None:
         return None
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(encoded)
-        if colors not in JPEG_COLORS:
+        if colors not in ("Gray", "YCbCr", "RGB"):
             return None
         check_size(height, width, shrink=JPEG_SHRINK)
         shrink = JPEG_SHRINK if height * width > MAX_PIXELS else 1
-        pixels = simplejpeg.decode_jpeg(
-            encoded,
-            "RGB" if channels == 3 else "GRAY",
-            min_height=-(-height // shrink),
-            min_width=-(-width // shrink),
-        )
+        least = [-(-side // shrink) for side in (height, width)]
+        kind = "RGB" if channels == 3 else "GRAY"
+        pixels = simplejpeg.decode_jpeg(encoded, kind, min_height=least[0], min_width=least[1])
     except ValueError:  # damaged or too large: Pillow accepts it, or says why not
         return None
     about = Image.Image()

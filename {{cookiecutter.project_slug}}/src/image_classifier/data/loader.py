@@ -127,15 +127,8 @@ class TrainData:
 
     def open_split(self, split: str, batch_size: int = 0) -> "EvalData":
         """The images of a split for evaluation, as these are for training: see `EvalData`."""
-        return EvalData(
-            self.data,
-            split,
-            self.world,
-            self.run,
-            batch_size,
-            task=self.task,
-            mean_std=self.mean_std,
-        )
+        how = {"task": self.task, "mean_std": self.mean_std}
+        return EvalData(self.data, split, self.world, self.run, batch_size, **how)
 
     def _part(self, order: Tensor, step: int) -> Tensor:
         """This rank's part of batch `step` in the order of its epoch."""

@@ -185,11 +185,8 @@ def launch_once(  # noqa: C901 - one attempt, from its start to its end
             # In a session of its own, so that Ctrl-C reaches it once: through `forward`. Until it
             # can report that in a line, in `attempt`, it lets the signal wait.
             platform.hold_ctrl_c(True)
-            ranks.append(
-                subprocess.Popen(  # noqa: S603 - our own command
-                    command, env=environment, start_new_session=True, pass_fds=descriptors
-                )
-            )
+            how = {"env": environment, "start_new_session": True, "pass_fds": descriptors}
+            ranks.append(subprocess.Popen(command, **how))  # noqa: S603 - our own command
             for number in signals:  # that came before `forward` knew of it
                 platform.send_signal(ranks[-1], number)
             platform.hold_ctrl_c(False)

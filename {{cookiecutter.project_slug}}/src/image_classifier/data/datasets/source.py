@@ -92,9 +92,7 @@ class Source:
             numbers = tuple(map(float, (usual if is_usual else ()) if given is None else given))
             is_share = len(numbers) == self.channels and all(0 <= value <= 1 for value in numbers)
             is_share = is_share and (name == "mean" or min(numbers) > 0)
-            wanted = "three numbers: red, green and blue, from 0 to 1"
-            if self.channels != 3:
-                wanted = f"{self.channels} numbers, one for each channel, from 0 to 1"
+            wanted = f"{self.channels} numbers, one for each channel, from 0 to 1"
             check(name, numbers, is_share or numbers == (), wanted)
             object.__setattr__(self, name, numbers)
 
@@ -258,20 +256,14 @@ class Source:
         return {"sizes": sizes, "contents": contents.hexdigest()}
 
     def has_same_images(self, other: "Source") -> bool:
-        """Whether two splits are one, as far as labels, pixels, sizes and some of the files tell.
-
-        Of readers the first images are compared; what can't be read is not the same.
-        """
-        are_labels = self.classes == other.classes and np.array_equal(self.labels, other.labels)
-        if not are_labels or not len(self):
+        """Whether two splits are one, as far as labels, pixels, or sizes and some images tell."""
+        if self.classes != other.classes or not np.array_equal(self.labels, other.labels):
             return False
         with contextlib.suppress(Exception):  # a reader of the user raises any kind
-            if self.pixels is not None and other.pixels is not None:
-                return torch.equal(self.pixels, other.pixels)
             if self.paths is not None and other.paths is not None:
-                is_first = self.paths.read(0) == other.paths.read(0)
-                return is_first and self.file_digests() == other.file_digests()
-            return torch.equal(self.read(0), other.read(0))
+                return self.file_digests() == other.file_digests()
+            one, two = (s.read(0) if s.pixels is None else s.pixels for s in (self, other))
+            return torch.equal(one, two)
         return False
 
     def check_labels(self, split: str) -> None:

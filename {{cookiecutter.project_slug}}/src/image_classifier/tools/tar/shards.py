@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ...data import FORMATS, NPY_START, Source
+from ...data import FORMATS, NPY, Source
 from ...errors import UserError
 from ...runtime.console import Progress, clock, say
 from ...runtime.files import write_text, write_whole
@@ -143,7 +143,7 @@ def encoded(source: Source, index: int) -> tuple[str, bytes]:
             suffix = SUFFIXES.get(image.format, image.format.lower())
     except (OSError, ValueError) as error:
         reason = f"{error}; `check --quarantine` leaves out all such files"
-        if content.startswith(NPY_START):
+        if content.startswith(NPY):
             reason = "--format tar takes no .npy files, --format raw does"
         raise UserError(f"cannot read image {source.name(index)!a}: {reason}") from error
     stem = os.fsdecode(source.paths.relative(index)).rpartition("/")[2].partition(".")[0]

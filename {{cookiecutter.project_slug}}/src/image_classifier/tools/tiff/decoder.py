@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data import COLORED, NPY_START, wrong_channels
+from ...data import COLORED, NPY, wrong_channels
 from ...errors import UserError
 from ...runtime.platform import install_command
 from ..dataset_formats.arrays import channel_axis
@@ -35,7 +35,7 @@ def read_array(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarr
         UserError: if the library that reads TIFF files is missing.
     """
     check = partial(check_array, channels=channels, check_size=check_size)
-    read = read_npy if encoded.startswith(NPY_START) else read_tiff
+    read = read_npy if encoded.startswith(NPY) else read_tiff
     array = read(encoded, check)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.ndim == 2:
