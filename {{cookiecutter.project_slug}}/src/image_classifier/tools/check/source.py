@@ -7,6 +7,7 @@ as `\xff`, and a backslash as two.
 """
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from ...runtime.files import read_plain, write_text
 def quarantine_path(data: DataConfig) -> Path:
     """The path of the list: in the dataset's cache; if there is none, as without `data.cache`."""
     path = cache_folder(data) / "quarantine.txt"
-    usual = Path(f"{Path(data.root)}.cache", path.name)
-    return usual if usual.exists() and not path.exists() else path
+    with suppress(UserError):  # nothing lies beside the root of a disk
+        usual = cache_folder(replace(data, cache="")) / path.name
+        return usual if usual.exists() and not path.exists() else path
+    return path
 
 
 def read_quarantine(data: DataConfig) -> dict[bytes, str]:

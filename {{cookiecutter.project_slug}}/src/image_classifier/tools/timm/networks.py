@@ -46,6 +46,8 @@ def build(model: ModelConfig, num_classes: int, image_size: int, channels: int) 
     except OSError as error:  # the config of a model that is only on a hub
         raise no_network(model.name, address_of(name), error) from error
     except (ValueError, AssertionError, TypeError) as error:  # patches that don't fit the image
+        if "drop_path_rate" in str(error):
+            raise UserError(f"{model.name} has no stochastic depth: --model.drop-path 0") from error
         raise UserError(size_misfit(model, image_size, error)) from error
     network.register_load_state_dict_pre_hook(fit_weights)
     return adapted(network, model, image_size, channels)

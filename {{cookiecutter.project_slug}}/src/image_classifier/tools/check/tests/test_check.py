@@ -335,12 +335,14 @@ def test_a_list_that_notepad_saved_is_read_whole(root):
     assert len(open_dataset(DataConfig("folder", str(root)), "train")) == 11
 
 
-def test_a_list_holds_with_another_cache_that_has_none(root, tmp_path):
+def test_a_list_holds_with_another_cache_that_has_none(root, tmp_path, monkeypatch):
     listed = root.parent / "photos.cache/quarantine.txt"
     listed.parent.mkdir()
     listed.write_text(f"{PICTURE}\tblurred\n")
     data = DataConfig("folder", str(root), cache=str(tmp_path / "other"))
     assert len(open_dataset(data, "train")) == 11
+    monkeypatch.chdir(root)
+    assert len(open_dataset(replace(data, root="."), "train")) == 11
     (tmp_path / "other").mkdir()
     (tmp_path / "other/quarantine.txt").touch()
     assert len(open_dataset(data, "train")) == 12

@@ -33,6 +33,13 @@ def test_a_model_of_timm_takes_small_images_and_any_number_of_classes():
         build_model(ModelConfig(name="timm/test_resnett"), 5, 32)
 
 
+def test_a_network_without_stochastic_depth_is_said_to_have_none():
+    pytest.importorskip("timm")
+    with pytest.raises(UserError, match=r"^timm/vgg11 has no stochastic depth: --model.drop-path"):
+        build_model(ModelConfig(name="timm/vgg11", drop_path=0.1), 5, 64)
+    build_model(ModelConfig(name="timm/test_resnet", drop_path=0.1), 5, 64)
+
+
 def test_a_network_with_adapters_takes_its_own_weights():
     pytest.importorskip("timm")
     name = "image_classifier.tools.lora.network"
