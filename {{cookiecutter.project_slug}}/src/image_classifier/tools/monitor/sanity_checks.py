@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...config import Config
+from ...config import AugmentConfig, Config
 from ...data import Source, open_dataset
 from ...errors import FaultError, UserError
 from ...extensions import option
@@ -41,6 +41,7 @@ def find_mistakes(setup: Setup) -> tuple[str, ...]:
         blank_images(train),
         random_evaluation(setup.model, config.data.eval_size, config.data.channels),
         data_parallel(setup.model),
+        idle_options(config, setup.world.size),
     )
     return tuple(filter(None, warnings))
 
@@ -157,3 +158,20 @@ def data_parallel(model: nn.Module) -> str:
     """Threads of one process share Python's lock: https://arxiv.org/abs/2006.15704."""
     is_inside = any(isinstance(layer, nn.DataParallel) for layer in model.modules())
     return is_inside * "the model has nn.DataParallel: remove it, --run.processes trains with DDP"
+
+
+def idle_options(config: Config, processes: int) -> str:
+    """Options that change nothing, as another one has not the value that they need."""
+    augment = config.augment
+    is_idle = {
+        f"--augment.min-scale {augment.min_scale:g} has no effect without --augment.crop resized": (
+            augment.min_scale != AugmentConfig.min_scale and augment.crop != "resized"
+        ),
+        "--run.init-head zero has no effect without --run.init-from": (
+            option(config, "run.init_head", "probe") == "zero" and not config.run.init_from
+        ),
+        "--compute.parallel fsdp has no effect in one process": (
+            option(config, "compute.parallel", "ddp") == "fsdp" and processes == 1
+        ),
+    }
+    return "; ".join(said for said, holds in is_idle.items() if holds)

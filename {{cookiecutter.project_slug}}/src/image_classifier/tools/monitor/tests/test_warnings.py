@@ -26,6 +26,7 @@ def test_presets_have_no_warnings_in_shorter_runs_either(preset):
     for config in (PRESETS[preset](), shortened(PRESETS[preset](), 1)):
         assert sanity_checks.unusual_lr(config) == ""
         assert sanity_checks.small_batchnorm_batch(config, nn.BatchNorm2d(3), processes=1) == ""
+        assert sanity_checks.idle_options(config, processes=1) == ""
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,18 @@ def test_a_run_says_its_mistakes_and_goes_on(config, monkeypatch, capsys):
     page = Path(config.run.dir, "report.html")
     for line in found if page.exists() else ():  # `tools/report` may be deleted
         assert f">{escape(line)}</p>" in page.read_text()
+
+
+def test_options_that_change_nothing_are_said(config):
+    idle = sanity_checks.idle_options
+    cut = changed(config, augment__min_scale=0.1)
+    assert idle(cut, 1) == "--augment.min-scale 0.1 has no effect without --augment.crop resized"
+    assert idle(changed(cut, augment__crop="resized"), 1) == ""
+    for part, knob, value in (("run", "init_head", "zero"), ("compute", "parallel", "fsdp")):
+        if hasattr(getattr(config, part), knob):
+            said = idle(changed(config, **{f"{part}__{knob}": value}), 1)
+            assert said.startswith(f"--{part}.{knob.replace('_', '-')} {value} has no effect")
+            assert idle(changed(config, **{f"{part}__{knob}": value}, run__init_from="x"), 2) == ""
 
 
 def test_few_images_are_said_only_where_they_matter(config):
