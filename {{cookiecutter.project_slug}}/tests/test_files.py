@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,7 +15,13 @@ from safetensors.torch import load_file, save_file
 from image_classifier.checkpoints.pretrained import read_weights
 from image_classifier.runtime import files, run_dir
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.files import give_name, write_whole
+from image_classifier.runtime.files import (
+    about_tensors,
+    give_name,
+    open_tensors,
+    tensor_file,
+    write_whole,
+)
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
@@ -53,6 +60,17 @@ def test_a_file_that_could_not_be_written_leaves_the_old_one_alone(tmp_path):
         write_whole(tmp_path / "a", Mock(side_effect=KeyboardInterrupt))
     assert os.listdir(tmp_path) == ["a"]
     assert (tmp_path / "a").read_text() == "old"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have names in Unicode alone")
+def test_tensors_are_read_from_a_file_whose_name_is_not_utf8(tmp_path):
+    path = tmp_path / os.fsdecode(b"gr\xfcn.safetensors")
+    path.write_bytes(tensor_file({"x": torch.arange(3)}, {"step": 7}))
+    with open_tensors(path) as file:
+        x = file.get_tensor("x")
+        assert about_tensors(file.metadata()) == {"step": 7}
+    assert x.tolist() == [0, 1, 2]
+    assert read_weights(path).weights["x"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("has_links", [True, False])

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
@@ -18,7 +17,7 @@ from ..extensions import functions
 from ..models import find_head, find_heads, find_library, load_weights, published_weights
 from ..runtime.console import printable, some
 from ..runtime.distributed import World
-from ..runtime.files import about_tensors
+from ..runtime.files import about_tensors, open_tensors
 from ..runtime.run_dir import best_checkpoint
 from .reading import Colors, check_images, check_weights, first_reason, parse_checkpoint, read_file
 
@@ -144,7 +143,7 @@ def read_weights(path: Path) -> PretrainedWeights:
         raise UserError(f"there is no checkpoint {str(path)!a}")
     if path.suffix == ".safetensors":
         try:
-            with safe_open(path, "pt") as file:
+            with open_tensors(path) as file:
                 # Ours also says which images they were trained on.
                 about = about_tensors(file.metadata(), "classes", "mean", "std")
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -58,18 +58,13 @@ class Predictions:
 
     def save(self, path: Path, step: int) -> None:
         """Write all but the images, for other programs."""
-        shares = {
-            "probability": self.probability,
-            "target_probability": self.target_probability,
-            "probabilities": self.probabilities,
-        }
-        if self.probabilities is None or self.probabilities.numel() > MOST_SAVED:
-            del shares["probabilities"]
-        if self.source.is_multi_label:  # they are those of `probabilities`
-            del shares["probability"], shares["target_probability"]
-        kind = torch.int8 if self.source.is_multi_label else torch.int32
+        is_multi_label = self.source.is_multi_label  # then `probabilities` has the others
+        shares = [] if is_multi_label else ["probability", "target_probability"]
+        if self.probabilities is not None and self.probabilities.numel() <= MOST_SAVED:
+            shares.append("probabilities")
+        kind = torch.int8 if is_multi_label else torch.int32
         tensors = {"predicted": self.predicted.to(kind), "target": self.source.labels.to(kind)}
-        tensors |= {name: share.half().contiguous() for name, share in shares.items()}
+        tensors |= {name: getattr(self, name).half().contiguous() for name in shares}
         about = {
             "step": step,
             "images": self.source.fingerprint(),

@@ -86,16 +86,9 @@ def class_scores(predictions: Predictions, average: str | None = None) -> np.nda
     if source.is_multi_label:  # an empty column, or a single class would be taken for two
         both = ((table == 1) & counted for table in (source.labels, predictions.predicted))
         truth, found = (np.pad(table.numpy(), ((0, 0), (0, 1))) for table in both)
-    return np.array(
-        precision_recall_fscore_support(
-            np.asarray(truth),
-            np.asarray(found),
-            labels=range(len(source.classes)),
-            average=average,
-            zero_division=np.nan,
-        ),
-        dtype=float,
-    )
+    how = {"labels": range(len(source.classes)), "average": average, "zero_division": np.nan}
+    scores = precision_recall_fscore_support(np.asarray(truth), np.asarray(found), **how)
+    return np.array(scores, dtype=float)
 
 
 def recalls(predictions: Predictions) -> np.ndarray:

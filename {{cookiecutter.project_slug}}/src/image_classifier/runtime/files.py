@@ -6,8 +6,8 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -153,6 +153,18 @@ def tensor_file(tensors: dict[str, Any], about: dict[str, Any]) -> bytes:
     from safetensors.torch import save
 
     return save(tensors, {"about": json.dumps(about, sort_keys=True)})
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """A safetensors file to read from; OSError or SafetensorError if it can't be read."""
+    from safetensors import safe_open
+
+    with open_plain(path) as file:
+        is_text = "\ufffd" not in os.fsencode(path).decode(errors="replace")
+        # The library opens no other names than those in UTF-8.
+        with safe_open(path if is_text else f"/dev/fd/{file.fileno()}", "pt") as tensors:
+            yield tensors
 
 
 def about_tensors(metadata: dict[str, str] | None, *old: str) -> dict[str, Any]:

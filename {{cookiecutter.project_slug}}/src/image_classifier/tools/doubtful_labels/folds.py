@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from ...checkpoints import load_model
@@ -13,7 +12,7 @@ from ...errors import UserError
 from ...runtime.config_dict import of_others, unflatten
 from ...runtime.console import say
 from ...runtime.distributed import join_world
-from ...runtime.files import read_object
+from ...runtime.files import open_tensors, read_object
 from ..cross_validate.cross_validate import open_folds
 from ..runs.saved_runs import Run, read_run
 
@@ -94,7 +93,7 @@ def probabilities_of(run: Run, fold: Source) -> Tensor:
     Raises:
         UserError: if they are too many for that, too.
     """
-    with safe_open(run.folder / "predictions.safetensors", "pt") as file:
+    with open_tensors(run.folder / "predictions.safetensors") as file:
         if "probabilities" in file.keys():  # noqa: SIM118 - it is no dict
             return file.get_tensor("probabilities").float()
     say(f"{run.folder} saved no probabilities of all classes: its best weights predict again")

@@ -1,5 +1,7 @@
 """Whether ranks train by FSDP."""
 
+import os
+
 from ...config import Config
 from ...errors import UserError
 from ...parallel import Replicas
@@ -39,3 +41,10 @@ def check_config(config: Config) -> None:
         if knobs.get(knob) == value:
             words = " ".join(words_of({knob: value}))
             raise UserError(f"{words} does not work with --compute.parallel fsdp; take {instead}")
+    try:
+        os.fsencode(config.run.dir).decode()
+    except UnicodeDecodeError as error:  # in which the library that reads checkpoints finds nothing
+        words = f"--run.dir {config.run.dir!a}"
+        raise UserError(
+            f"{words} does not work with --compute.parallel fsdp; take a name in UTF-8"
+        ) from error

@@ -163,15 +163,11 @@ def data_parallel(model: nn.Module) -> str:
 def idle_options(config: Config, processes: int) -> str:
     """Options that change nothing, as another one has not the value that they need."""
     augment = config.augment
-    is_idle = {
-        f"--augment.min-scale {augment.min_scale:g} has no effect without --augment.crop resized": (
-            augment.min_scale != AugmentConfig.min_scale and augment.crop != "resized"
-        ),
-        "--run.init-head zero has no effect without --run.init-from": (
-            option(config, "run.init_head", "probe") == "zero" and not config.run.init_from
-        ),
-        "--compute.parallel fsdp has no effect in one process": (
-            option(config, "compute.parallel", "ddp") == "fsdp" and processes == 1
-        ),
-    }
-    return "; ".join(said for said, holds in is_idle.items() if holds)
+    found = []
+    if augment.min_scale != AugmentConfig.min_scale and augment.crop != "resized":
+        found.append("--augment.min-scale has no effect without --augment.crop resized")
+    if option(config, "run.init_head", "probe") == "zero" and not config.run.init_from:
+        found.append("--run.init-head zero has no effect without --run.init-from")
+    if option(config, "compute.parallel", "ddp") == "fsdp" and processes == 1:
+        found.append("--compute.parallel fsdp has no effect in one process")
+    return "; ".join(found)

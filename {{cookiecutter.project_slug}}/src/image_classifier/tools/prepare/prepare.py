@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
@@ -26,7 +26,7 @@ from ...data import BadImageError, PathList, cache_folder, open_files, resize, s
 from ...errors import UserError
 from ...extensions import need_tool
 from ...runtime.console import Progress, clock, say
-from ...runtime.files import lock_file, remove_leftovers, write_whole
+from ...runtime.files import lock_file, open_tensors, remove_leftovers, write_whole
 from ...runtime.machine import num_cores, one_thread
 from . import source as prepared
 from .recipe import Recipe
@@ -127,7 +127,7 @@ def images_per_shard(recipe: Recipe, count: int) -> int:
 def is_whole(path: Path, key: str) -> bool:
     """Whether a file of images has this key, and every byte is as it was written."""
     try:
-        with safe_open(path, "pt") as shard:
+        with open_tensors(path) as shard:
             about = (shard.metadata() or {}).get("about")
             arrays = {name: shard.get_tensor(name) for name in ("ends", "sizes", "images")}
     except (OSError, SafetensorError):
@@ -189,7 +189,7 @@ def write_index(folder: Path, names: list[str], state: dict[str, Tensor], recipe
     sizes = []
     digests = []
     for number, name in enumerate(names):
-        with safe_open(folder / name, "pt") as shard:
+        with open_tensors(folder / name) as shard:
             ends = shard.get_tensor("ends")
             sizes.append(shard.get_tensor("sizes"))
             digests.append(shard.metadata()["about"])

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ...config import DataConfig
 from ...data import NO_CACHE, PathList, Source, cache_folder, decode_image, simplejpeg
 from ...errors import UserError
+from ...runtime.files import open_tensors
 from ...runtime.platform import call_libc
 from .recipe import Recipe
 
@@ -71,7 +72,7 @@ class Prepared:
         """The bytes of a file of images: (count,) uint8, mapped copy-on-write."""
         path, digest = self.files[number]
         try:
-            with safe_open(path, "pt") as shard:
+            with open_tensors(path) as shard:
                 images = shard.get_tensor("images").numpy()
                 about = (shard.metadata() or {}).get("about")
         except (OSError, SafetensorError) as error:
@@ -171,7 +172,7 @@ def keys_of(state: dict[str, Tensor]) -> Iterator[tuple[bytes, int, int]]:
 def read_index(path: Path) -> tuple[Recipe | None, list[str], dict[str, Tensor]]:
     """Recipe, digests of the files of images, arrays; no recipe if `prepare` must run first."""
     try:
-        with safe_open(path, "pt") as file:
+        with open_tensors(path) as file:
             metadata = file.metadata()
             index = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ...config import Config
@@ -17,7 +17,7 @@ from ...errors import UserError
 from ...extensions import of_tools
 from ...metrics import better, find_metric, metric_number, metric_title
 from ...runtime.console import clock
-from ...runtime.files import about_tensors, read_object, read_rows
+from ...runtime.files import about_tensors, open_tensors, read_object, read_rows
 from ...tasks import metric_of
 
 # Knobs in which the runs of a recipe may differ, and the exceptions.
@@ -179,7 +179,7 @@ def read_predictions(path: Path) -> SavedPredictions | None:
     if not path.is_file():
         return None
     try:
-        with safe_open(path, "pt") as file:
+        with open_tensors(path) as file:
             about = about_tensors(file.metadata(), "files", "classes")
             return SavedPredictions(
                 predicted=file.get_tensor("predicted"),

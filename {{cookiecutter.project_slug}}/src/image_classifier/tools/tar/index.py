@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from ...config import DataConfig
 from ...data import cache_folder, find_parts, has_suffix
 from ...errors import UserError
 from ...runtime.console import say
-from ...runtime.files import write_whole
+from ...runtime.files import open_tensors, write_whole
 from ..dataset_formats.labels import Label
 from .storage import Storage
 
@@ -71,7 +71,7 @@ def open_index(storage: Storage, names: list[str], data: DataConfig) -> Index:
     key = hashlib.blake2b(about.encode(), digest_size=8).hexdigest()
     path = cache_folder(data) / f"tar-{key}.safetensors"
     with suppress(OSError, SafetensorError, ValueError, TypeError, KeyError):
-        with safe_open(path, "pt") as file:
+        with open_tensors(path) as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             digest, _, labels = file.metadata()["about"].partition(" ")
         if digest == digest_of(labels, arrays):

@@ -384,6 +384,13 @@ def test_what_needs_whole_weights_is_refused(config, knobs):
         parallel.check_config(changed(config, **knobs))
 
 
+def test_a_run_folder_from_which_nothing_could_be_read_is_refused(config):
+    named = changed(config, run__dir=os.fsdecode(b"l\xe4ufe"))
+    said = r"^--run.dir 'l\\udce4ufe' does not work .*; take a name in UTF-8"
+    with pytest.raises(UserError, match=said):
+        parallel.check_config(named)
+
+
 def test_without_the_tool_its_checkpoints_are_refused(config, monkeypatch):
     monkeypatch.setattr(checkpoint_files, "find_tools", lambda _: {})
     folder = Path(config.run.dir, "checkpoints", "step_00000001")

@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import shutil
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import Mock
@@ -86,6 +87,17 @@ def test_prepared_images_are_those_of_the_files(root, form, error):
     assert torch.equal(source.thinned(3).read(1), source.read(4))
     if form == "raw":
         assert source.read(3).data_ptr() == source.read(3).data_ptr()  # nothing is copied
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have names in Unicode alone")
+def test_a_folder_whose_name_is_not_utf8_is_prepared_and_trained_on(root, config):
+    named = root.rename(root.with_name(os.fsdecode(b"gr\xfcn")))
+    assert prepare(named) == 0
+    run = str(root.with_name(os.fsdecode(b"l\xe4ufe")))
+    data = {"data__name": "folder", "data__root": str(named), "data__batch_size": 4}
+    train(changed(config, **data, run__dir=run, epochs=2.0))
+    assert opened(named).recipe
+    assert Path(run, "predictions.safetensors").exists()
 
 
 def test_of_two_files_of_one_name_a_split_has_its_own(tmp_path):
