@@ -61,7 +61,10 @@ class RunLogger:
         self.observers = observers
         self.warnings = [line for observer in observers for line in observer.warnings]
         self.step_done = self.start_step = state.step
-        self.loss = torch.full((), row["loss"], device=self.world.device)  # summed since `row_step`
+        # Ranks add up in doubles, which round nothing: the sum is the same wherever a run resumes.
+        kind = torch.float64 if self.world.size > 1 else torch.float32
+        own = row["loss"] * self.world.size if self.world.is_main else 0.0
+        self.loss = torch.full((), own, dtype=kind, device=self.world.device)  # since `row_step`
         self.row_step = row["step"]  # of the last row with a training loss
         self.image_size = 0  # of the last step
         self.score = ""  # of the last evaluation, in words
@@ -122,7 +125,6 @@ class RunLogger:
         val_data = self.setup.val_data
         num_weights = sum(weight.numel() for weight in self.setup.model.parameters())
         why_cpu = f" ({world.why_cpu})" if world.why_cpu else ""
-        ranks = world.size
         threads = torch.get_num_threads()
         lines = [
             f"{len(train_data):,} training and {len(val_data):,} validation images of "
@@ -132,14 +134,13 @@ class RunLogger:
             *(f"warning: {warning}" for warning in self.warnings),
             f"images: {train_data.where}: {train_data.reason}",
             f"{self.config.model.name}: {num_weights:,} weights; {init_note}",
-            f"{device_name(world.device)}{why_cpu}, {ranks} process{'es' * (ranks > 1)}, "
+            f"{device_name(world.device)}{why_cpu}, {world.size} process{'es' * (world.size > 1)}, "
             f"{threads} thread{'s' * (threads > 1)} each, {self.setup.precision.name}; "
             f"{precision_note}",
         ]
         lines += [note for observer in self.observers for note in observer.notes]
-        folder = printable(str(self.folder))
-        lines.append(f"{folder}: from step {self.start_step} of {self.total_steps}")
-        self.say("\n".join(lines))
+        begins = f"{printable(str(self.folder))}: from step {self.start_step} of {self.total_steps}"
+        self.say("\n".join([*lines, begins]))
 
     def step(self, step: int, loss: Tensor, batch: Augmented) -> None:
         """Take note of a step, and print a line in slow runs, without waiting for the device.
