@@ -19,7 +19,7 @@ from .arrays import COLORED, fitted, wrong_channels
 
 try:
     import simplejpeg
-except ImportError:  # there is none for this Python: Pillow takes twice as long
+except (ImportError, ValueError):  # there is none for this Python or NumPy: Pillow is slower
     simplejpeg = None
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")

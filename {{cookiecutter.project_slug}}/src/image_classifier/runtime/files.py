@@ -161,8 +161,8 @@ def open_tensors(path: Path) -> Iterator[Any]:
     from safetensors import safe_open
 
     with open_plain(path) as file:
-        is_text = "\ufffd" not in os.fsencode(path).decode(errors="replace")
-        # The library opens no other names than those in UTF-8.
+        name = os.fsencode(path)
+        is_text = name.decode(errors="ignore").encode() == name  # the library opens no other names
         with safe_open(path if is_text else f"/dev/fd/{file.fileno()}", "pt") as tensors:
             yield tensors
 

@@ -61,7 +61,7 @@ class RunLogger:
         self.observers = observers
         self.warnings = [line for observer in observers for line in observer.warnings]
         self.step_done = self.start_step = state.step
-        # Ranks add up in doubles, which round nothing: the sum is the same wherever a run resumes.
+        # Ranks add up in doubles, which hardly round: the sum is the same wherever a run resumes.
         kind = torch.float64 if self.world.size > 1 else torch.float32
         own = row["loss"] * self.world.size if self.world.is_main else 0.0
         self.loss = torch.full((), own, dtype=kind, device=self.world.device)  # since `row_step`

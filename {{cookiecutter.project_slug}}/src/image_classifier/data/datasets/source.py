@@ -20,7 +20,7 @@ from .paths import PathList
 
 Color = tuple[float, ...]  # of each channel
 GOLDEN = (5**0.5 - 1) / 2  # whose multiples are spread over all shares of a step
-READ_FILES = 64  # files whose contents are compared when a run resumes
+READ_FILES, COMPARED = 64, 8  # files and other images whose contents are compared
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -256,14 +256,14 @@ class Source:
         return {"sizes": sizes, "contents": contents.hexdigest()}
 
     def has_same_images(self, other: "Source") -> bool:
-        """Whether two splits are one, as far as labels, pixels, or sizes and some images tell."""
-        if self.classes != other.classes or not np.array_equal(self.labels, other.labels):
+        """Whether two splits are one, whatever their labels: as far as some of the images tell."""
+        if len(self) != len(other):
             return False
         with contextlib.suppress(Exception):  # a reader of the user raises any kind
             if self.paths is not None and other.paths is not None:
                 return self.file_digests() == other.file_digests()
-            one, two = (s.read(0) if s.pixels is None else s.pixels for s in (self, other))
-            return torch.equal(one, two)
+            some = range(0, len(self), max(1, len(self) // COMPARED))
+            return all(torch.equal(self.read(n), other.read(n)) for n in some)
         return False
 
     def check_labels(self, split: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...config import AugmentConfig, Config
+from ...config import Config
 from ...data import Source, open_dataset
 from ...errors import FaultError, UserError
 from ...extensions import option
@@ -162,10 +162,7 @@ def data_parallel(model: nn.Module) -> str:
 
 def idle_options(config: Config, processes: int) -> str:
     """Options that change nothing, as another one has not the value that they need."""
-    augment = config.augment
     found = []
-    if augment.min_scale != AugmentConfig.min_scale and augment.crop != "resized":
-        found.append("--augment.min-scale has no effect without --augment.crop resized")
     if option(config, "run.init_head", "probe") == "zero" and not config.run.init_from:
         found.append("--run.init-head zero has no effect without --run.init-from")
     if option(config, "compute.parallel", "ddp") == "fsdp" and processes == 1:

@@ -21,7 +21,12 @@ from image_classifier.config import (
     DataConfig,
     ImagesConfig,
 )
-from image_classifier.data import DATASETS, Source, decode, open_dataset
+from image_classifier.data import (
+    DATASETS,
+    Source,
+    decode,
+    open_dataset,
+)
 from image_classifier.data.autotune import common_side
 from image_classifier.data.crops import resize
 from image_classifier.errors import UserError
@@ -295,6 +300,11 @@ def test_jpegs_of_a_lower_quality_are_smaller(library, root, monkeypatch):
         assert opened(root).recipe.startswith(f"JPEG of quality {quality},")
         sizes.append(sum(map(len, contents(root).values())))
     assert sizes[1] < 0.7 * sizes[0]
+    reader = opened(root).reader
+    assert reader(0).shape[2] == 3
+    reader.shards = [shard if shard is None else shard * 0 for shard in reader.shards]
+    with pytest.raises(UserError, match=r"are damaged: .*`prepare` mends"):
+        reader(0)
 
 
 def test_a_side_of_images_that_stay_as_they_are_is_refused(root, refusal):
