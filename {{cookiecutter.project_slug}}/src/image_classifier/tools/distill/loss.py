@@ -15,20 +15,14 @@ from ...checkpoints import load_model
 from ...config import ComputeConfig, Config
 from ...data import LEFT_OUT, Augmented, TrainData
 from ...errors import UserError
-from ...extensions import flag
 from ...runtime.console import some
 from ...tasks import TASKS, Loss
-from .options import DistillOptions
 
 
 def change_loss(loss: Loss, config: Config, data: TrainData, _: int) -> Loss:
     """The loss of a run, with a teacher's part of the targets if `--optim.teacher` names one."""
     optim = config.optim
     if not optim.teacher:
-        usual = DistillOptions()
-        for name in ("teacher_share", "teacher_temperature"):
-            if (value := getattr(optim, name)) != getattr(usual, name):
-                raise UserError(f"--optim.{flag(name)} {value:g} needs --optim.teacher RUN")
         return loss
     given = optim.teacher, optim.teacher_share, optim.teacher_temperature
     teacher = Teacher(*given, config.compute, data)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from ...extensions import within
+from ...errors import UserError
+from ...extensions import flag, within
 
 
 @dataclass(frozen=True)
@@ -18,3 +19,12 @@ class DistillOptions:
 
 SECTIONS = {"optim": DistillOptions}
 FREE_TO_CHANGE = ()
+
+
+def check(config: object) -> None:
+    """Raise `UserError` for what a teacher should do where there is none."""
+    optim = config.optim
+    for name in ("teacher_share", "teacher_temperature"):
+        value = getattr(optim, name)
+        if not optim.teacher and value != getattr(DistillOptions, name):
+            raise UserError(f"--optim.{flag(name)} {value:g} needs --optim.teacher RUN")
