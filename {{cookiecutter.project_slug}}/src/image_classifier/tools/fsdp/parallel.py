@@ -43,7 +43,7 @@ def check_config(config: Config) -> None:
             raise UserError(f"{words} does not work with --compute.parallel fsdp; take {instead}")
     try:
         os.fsencode(config.run.dir).decode()
-    except UnicodeDecodeError as error:  # in which the library that reads checkpoints finds nothing
+    except UnicodeDecodeError as error:  # torch's reader opens no such file
         words = f"--run.dir {config.run.dir!a}"
         raise UserError(
             f"{words} does not work with --compute.parallel fsdp; take a name in UTF-8"

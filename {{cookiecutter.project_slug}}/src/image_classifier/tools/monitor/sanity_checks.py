@@ -161,7 +161,7 @@ def data_parallel(model: nn.Module) -> str:
 
 
 def idle_options(config: Config, processes: int) -> str:
-    """Options that change nothing, as another one has not the value that they need."""
+    """Options that have no effect, as another one has not the value that they need."""
     found = []
     if option(config, "run.init_head", "probe") == "zero" and not config.run.init_from:
         found.append("--run.init-head zero has no effect without --run.init-from")
