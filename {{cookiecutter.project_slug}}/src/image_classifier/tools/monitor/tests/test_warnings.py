@@ -81,9 +81,10 @@ def test_options_that_change_nothing_are_said(config):
     assert idle(config, 1) == ""
     for part, knob, value in (("run", "init_head", "zero"), ("compute", "parallel", "fsdp")):
         if hasattr(getattr(config, part), knob):
-            said = idle(changed(config, **{f"{part}__{knob}": value}), 1)
-            assert said.startswith(f"--{part}.{knob.replace('_', '-')} {value} has no effect")
-            assert idle(changed(config, **{f"{part}__{knob}": value}, run__init_from="x"), 2) == ""
+            chosen = changed(config, **{f"{part}__{knob}": value})
+            flag = f"--{part}.{knob.replace('_', '-')}"
+            assert idle(chosen, 1).startswith(f"{flag} {value} has no effect")
+            assert idle(changed(chosen, run__init_from="x"), 2) == ""
 
 
 def test_few_images_are_said_only_where_they_matter(config):
