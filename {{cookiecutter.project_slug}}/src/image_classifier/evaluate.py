@@ -66,8 +66,8 @@ class Scores:
         found = self.predictions
         if num_unread := found.num_unread:
             finite["val/bad_images"] = num_unread
-        if found.num_classes < len(found.source.classes):
-            finite["val/classes"] = found.num_classes
+        if (num_classes := int(found.class_counts.count_nonzero())) < len(found.source.classes):
+            finite["val/classes"] = num_classes
         return finite
 
     def text(self, best_by: str, decision: Decision = NO_DECISION) -> str:

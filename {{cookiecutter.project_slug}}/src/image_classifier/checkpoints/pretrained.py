@@ -198,8 +198,7 @@ def published(name: str, world: World) -> PretrainedWeights:
         with world.local_main_first(f"reading the weights of {name}"):
             note = f"{name.partition('/')[0]}'s weights of {name}"
             return PretrainedWeights(note, networks.published(name))
-    found = read_weights(download(name, world))
-    return replace(found, note=f"torchvision's weights of {name}")
+    return replace(read_weights(download(name, world)), note=f"torchvision's weights of {name}")
 
 
 def download(name: str, world: World) -> Path:

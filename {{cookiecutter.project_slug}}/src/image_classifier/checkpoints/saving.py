@@ -346,6 +346,5 @@ def difference(was: str, now: str) -> str:
     new_images, _, new_recipe = now.partition(" ")
     if images != new_images:
         return "the training images have changed"
-    form = f"prepared images ({recipe})" if recipe else "the files"
-    new_form = f"prepared images ({new_recipe})" if new_recipe else "the files"
-    return f"it learned from {form}, not from {new_form}: see --data.cache"
+    forms = (f"prepared images ({form})" if form else "the files" for form in (recipe, new_recipe))
+    return f"it learned from {', not from '.join(forms)}: see --data.cache"

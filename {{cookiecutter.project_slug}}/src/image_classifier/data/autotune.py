@@ -104,7 +104,7 @@ def common_side(source: Source, probes: int = 256) -> int | None:
     if source.pixels is None and source.paths is None:
         return None
     side = None
-    for index in sorted({len(source) * probe // probes for probe in range(probes)}):
+    for index in source.spread(probes).tolist():
         with suppress(BadImageError):  # loading says what is wrong
             height, width = source.read(index).shape[:2]
             if height != width or side not in (None, height):

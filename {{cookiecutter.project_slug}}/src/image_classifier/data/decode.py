@@ -150,8 +150,7 @@ def decode_jpeg(encoded: bytes, channels: int = 3) -> np.ndarray | None:
 
     simplejpeg, where there is one, gives the same colors as Pillow in about half of the time.
     """
-    metadata = metadata_of(encoded)
-    if simplejpeg is None or metadata is None or channels not in COLORED:
+    if simplejpeg is None or channels not in COLORED or (metadata := metadata_of(encoded)) is None:
         return None
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(encoded)

@@ -250,11 +250,9 @@ class EvalData:
                 yield Batch(batch.pixels, batch.labels)
             return
         if self.pixels is None:  # their crop is always the same: they are decoded only once
-            side = self.data.image_size
-            fit = self.data.fit
-            sharers = self.world.local_size
+            how = self.data.image_size, self.note, self.world.local_size
             with torch.inference_mode(False):  # it does not reach the threads that fill a tensor
-                pixels, bad = load(self.source, self.indices, side, self.note, sharers, fit=fit)
+                pixels, bad = load(self.source, self.indices, *how, fit=self.data.fit)
                 self.labels[bad.to(self.world.device)] = LEFT_OUT
             self.pixels = pixels.to(self.world.device)
         for start in range(0, len(self.indices), self.batch_size):

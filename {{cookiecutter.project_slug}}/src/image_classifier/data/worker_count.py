@@ -49,7 +49,7 @@ def find_fewest(samples: Samples, counts: list[int], world: World) -> tuple[int,
 
 def seconds_per_image(samples: Samples) -> float:
     """Decoding time on one core, measured on 8 images spread over the dataset."""
-    picked = torch.linspace(0, len(samples.source) - 1, 8).long().numpy()
+    picked = samples.source.spread(8).numpy()
     out = samples.source.empty(len(picked), samples.size)
     samples.fill(out[:1], 0, picked[:1])  # imports what decoding needs
     began = time.perf_counter()

@@ -8,6 +8,7 @@ from .predictions import (
     calibration_error,
     confusion_of,
     counted_and_correct,
+    mistakes_of,
 )
 from .table import (
     METRICS,

@@ -1,5 +1,6 @@
 """What a model predicts for each image of a split, how confident it is, and whether it is right."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,14 +48,10 @@ class Predictions:
         return int(unread.view(len(unread), -1).any(1).sum())
 
     @property
-    def num_classes(self) -> int:
-        """How many classes have an image that counts."""
+    def class_counts(self) -> Tensor:
+        """How many images of each class count: (classes,) int64."""
         labels = self.source.labels.masked_fill(~self.is_counted, LEFT_OUT)
-        return int((replace(self.source, labels=labels).class_counts() > 0).sum())
-
-    def confusion(self) -> Tensor:
-        """With one label, the confusion matrix, as `confusion_of` has it."""
-        return confusion_of(self.predicted, self.source.labels, len(self.source.classes))
+        return replace(self.source, labels=labels).class_counts()
 
     def save(self, path: Path, step: int) -> None:
         """Write all but the images, for other programs."""
@@ -79,6 +76,13 @@ def confusion_of(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
     counted = predicted != LEFT_OUT
     cells = labels[counted] * classes + predicted[counted]
     return torch.bincount(cells, minlength=classes**2).view(classes, classes)
+
+
+def mistakes_of(predicted: Tensor, labels: Tensor) -> list[tuple[tuple[int, int], int]]:
+    """Each pair of a target and another prediction, with its images; the most frequent first."""
+    wrong = (predicted != LEFT_OUT) & (predicted != labels)
+    pairs = torch.stack([labels, predicted], dim=1)[wrong].tolist()
+    return Counter(sorted(map(tuple, pairs))).most_common()
 
 
 def counted_and_correct(predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -368,6 +368,4 @@ class RunLogger:
 
 def memory_bytes(device: torch.device) -> int:
     """Peak memory so far: of the GPU, or of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return peak_memory_bytes()
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory_bytes()

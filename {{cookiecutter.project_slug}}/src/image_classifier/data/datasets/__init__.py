@@ -58,8 +58,7 @@ def find_dataset(data: DataConfig) -> Callable[[DataConfig, str], Source]:
 def open_files(data: DataConfig, split: str) -> Source:
     """`open_dataset` without a limit and without prepared images; files may be missing."""
     with seeded(DATASET):
-        found = find_dataset(data)(data, split)
-        source = chained("conversion", "to_source", found, data)
+        source = chained("conversion", "to_source", find_dataset(data)(data, split), data)
     if not isinstance(source, Source):
         raise UserError(
             f"dataset {data.name!r} returned a {type(source).__name__}: it should return "

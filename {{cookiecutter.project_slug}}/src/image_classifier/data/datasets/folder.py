@@ -43,8 +43,7 @@ def folder(data: DataConfig, split: str) -> Source:
         raise UserError(f"--data.root {data.root!a}: {what}")
     parts = find_folders(root)
     hint = f"; --data.root {str(parts.get('train', root))!a} divides the others"
-    names = {part: place.name for part, place in parts.items()}
-    check_own(names, data.root, data, split, hint)
+    check_own({part: place.name for part, place in parts.items()}, data.root, data, split, hint)
     own = None if split == "train" else parts.get(split)  # the folder of the split alone
     if split == "test" and not own and ("val" in parts or not getattr(data, "test_fraction", 0)):
         raise UserError(f"{data.root!a} has no folder 'test'")

@@ -20,7 +20,7 @@ from .paths import PathList
 
 Color = tuple[float, ...]  # of each channel
 GOLDEN = (5**0.5 - 1) / 2  # whose multiples are spread over all shares of a step
-READ_FILES, COMPARED = 64, 8  # files and other images whose contents are compared
+COMPARED = 64  # images whose contents are compared
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -211,6 +211,11 @@ class Source:
             reader=self.reader and partial(read_picked, self.reader, indices.numpy()),
         )
 
+    def spread(self, count: int) -> Tensor:
+        """The numbers of `count` evenly spread images, or of all if these are fewer: int64."""
+        count = min(count, len(self))
+        return torch.arange(count) * len(self) // max(1, count)
+
     def thinned(self, count: int) -> "Source":
         """`count` evenly spread images, so that all classes keep their share.
 
@@ -246,7 +251,7 @@ class Source:
         if self.paths is None:
             return {}
         contents = hashlib.blake2b(digest_size=8)
-        some = np.arange(count := min(READ_FILES, len(self))) * len(self) // max(1, count)
+        some = self.spread(COMPARED).numpy()
         self.paths.prefetch(some)
         for index in some.tolist():
             with contextlib.suppress(OSError):  # a file that is gone has no size
@@ -262,8 +267,8 @@ class Source:
         with contextlib.suppress(Exception):  # a reader of the user raises any kind
             if self.paths is not None and other.paths is not None:
                 return self.file_digests() == other.file_digests()
-            some = range(0, len(self), max(1, len(self) // COMPARED))
-            return all(torch.equal(self.read(n), other.read(n)) for n in some)
+            numbers = self.spread(COMPARED).tolist()
+            return all(torch.equal(self.read(n), other.read(n)) for n in numbers)
         return False
 
     def check_labels(self, split: str) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...data import LEFT_OUT
 from ...extensions import find_tool, option
-from ...metrics import Predictions, counted_and_correct
+from ...metrics import Predictions, counted_and_correct, mistakes_of
 from ...runtime.console import printable, say
 from ...tracking import Observer, Result, Setup
 from ..statistics.statistics import Mean, by_images
@@ -72,18 +72,17 @@ def confusions(predictions: Predictions, num_training: Tensor) -> str:
     """
     if predictions.source.is_multi_label:
         return ""
-    table = predictions.confusion()
-    sizes = table.sum(1)
-    wrong = table.clone().fill_diagonal_(0)
-    classes = [printable(name) for name in predictions.source.classes]
+    classes = predictions.source.classes
+    sizes = predictions.class_counts
     told = []
-    for place in wrong.flatten().argsort(descending=True, stable=True)[:SHOWN].tolist():
-        true, taken = divmod(place, len(classes))
-        if (count := int(wrong[true, taken])) >= LEAST:
-            told.append(
-                f"{classes[true]} for {classes[taken]} ({count} of {int(sizes[true])} images; "
-                f"{int(num_training[true])} and {int(num_training[taken])} to train on)"
-            )
+    for (true, taken), count in mistakes_of(predictions.predicted, predictions.source.labels):
+        if count < LEAST or len(told) == SHOWN:
+            break
+        told.append(
+            f"{printable(classes[true])} for {printable(classes[taken])} "
+            f"({count} of {sizes[true]} images; "
+            f"{num_training[true]} and {num_training[taken]} to train on)"
+        )
     return f"most often taken: {', '.join(told)}" if told else ""
 
 

@@ -101,7 +101,8 @@ def check_classes(
         f"warning: {show(name)!a} and {show(other)!a} are two classes; if they are one, merge them"
         for name, other in twins.items()
     ]
-    return [*lines, *nested(place, inside, deep), *unused(root, place, parts)]
+    classes = {look(show(name)) for name in images}
+    return [*lines, *nested(place, inside, deep), *unused(root, place, parts, classes)]
 
 
 def nested(place: Path, inside: dict[bytes, set[bytes]], deep: list[bytes]) -> Iterator[str]:
@@ -136,10 +137,12 @@ def right_root(place: Path, name: bytes) -> Path | None:
     return place if names else None
 
 
-def unused(root: Path, place: Path, parts: dict[str, Path]) -> Iterator[str]:
-    """A line for each folder of images in `root`, or in `place` for training, that nobody uses."""
+def unused(root: Path, place: Path, parts: dict[str, Path], classes: set[str]) -> Iterator[str]:
+    """A line for each folder of images in `root`, or in `place` for training, that nobody uses.
+
+    `classes` are the looks of the names of those in `place`.
+    """
     used = {os.fsencode(part.relative_to(root).parts[0]) for part in parts.values()}
-    classes = {look(show(name)) for name in class_folders(os.fsencode(place))}
     for folder in dict.fromkeys((root, place)):
         top = os.fsencode(folder)
         folders, files = listing(top)
@@ -162,10 +165,7 @@ def unused(root: Path, place: Path, parts: dict[str, Path]) -> Iterator[str]:
 
 
 def use_of(name: bytes, classes: set[str], root: Path, place: Path, parts: dict[str, Path]) -> str:
-    """How the images in the folder `name` of `root` come to use, or why they do not.
-
-    `classes` are the looks of the names of those in `place`.
-    """
+    """How the images in the folder `name` of `root` come to use, or why they do not."""
     role = role_of(os.fsdecode(name))[0]
     if role == "pred":
         return ", as they have no labels"

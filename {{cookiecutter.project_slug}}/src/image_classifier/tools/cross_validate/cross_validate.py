@@ -16,6 +16,8 @@ from ..runs.many_runs import as_json, check_run, mean_text, print_table, train_a
 from ..runs.recipe import Recipe
 from ..statistics.statistics import mean_of
 
+MOST_CLASSES = 1000  # of a confusion matrix that is written
+
 
 def cross_validate(recipe: Recipe, count: int) -> None:
     """Train `count` runs, and print and write how good they are on the images of their folds.
@@ -65,9 +67,12 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     }
     recall = ()
     if target.ndim == 1:
-        confusion = confusion_of(predicted, target, len(classes))
-        recall = (confusion.diagonal() / confusion.sum(1)).tolist()
-        content["confusion"] = confusion.tolist()
+        images, recalled = (
+            target[some].bincount(minlength=len(classes)) for some in (counted, right)
+        )
+        recall = (recalled / images).tolist()
+        if len(classes) <= MOST_CLASSES:
+            content["confusion"] = confusion_of(predicted, target, len(classes)).tolist()
     write_json(recipe.folder / "results.json", content)
     print_table("fold", dict(enumerate(runs)))
     print(f"{num_images:,} images, each validated once by the run that did not train on it:")

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from operator import itemgetter
 
 from ...extensions import find_tool
-from ...metrics import METRICS, NO_DECISION, confusion_of, metric_number, metric_title
+from ...metrics import METRICS, NO_DECISION, metric_number, metric_title, mistakes_of
 from ...runtime.command_line import command
 from ...runtime.console import clock
 from ...tracking import PROJECT
@@ -151,13 +151,10 @@ def confused_table(facts: Facts) -> str:
         return ""
     found = facts.predictions
     classes = [escape(name) for name in found.classes]
-    wrong = confusion_of(found.predicted.long(), found.target.long(), len(classes))
-    wrong.fill_diagonal_(0)
-    rows = []
-    for place in wrong.flatten().argsort(descending=True, stable=True)[:PAIRS].tolist():
-        true, taken = divmod(place, len(classes))
-        if count := int(wrong[true, taken]):
-            rows.append((classes[true], classes[taken], f"{count:,}"))
+    rows = [
+        (classes[true], classes[taken], f"{count:,}")
+        for (true, taken), count in mistakes_of(found.predicted, found.target)[:PAIRS]
+    ]
     if not rows:
         return ""
     return f"Most often confused:\n\n{table(('class', 'taken for', 'images'), rows, 2)}"

@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from ...data import Source
-from ...metrics import Predictions
+from ...metrics import Predictions, confusion_of
 
 SIDE = 512  # pixels of a confusion matrix, about
 NAME_SIDE, NAME_WIDTH, NAME_LETTERS = 12, 160, 20  # pixels and letters of the name of a class
@@ -18,7 +18,11 @@ def pictures_of(predictions: Predictions) -> dict[str, np.ndarray]:
     """Pictures by name, (height, width, 3) uint8: of several labels there are none."""
     if predictions.source.is_multi_label:
         return {}
-    return {"confusion": confusion_image(predictions.confusion(), predictions.source.classes)}
+    source = predictions.source
+    share = -(-len(source.classes) // SIDE)  # of very many classes several share a cell
+    numbers = (predictions.predicted // share, source.labels // share)
+    confusion = confusion_of(*numbers, -(-len(source.classes) // share))
+    return {"confusion": confusion_image(confusion, source.classes)}
 
 
 def confusion_image(confusion: Tensor, classes: Sequence[str] = ()) -> np.ndarray:

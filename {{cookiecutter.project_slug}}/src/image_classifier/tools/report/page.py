@@ -160,11 +160,9 @@ def confusion_section(predictions: Predictions) -> str:
     """Which classes are taken for which; with several labels that is no question."""
     if predictions.source.is_multi_label:
         return ""
-    classes = predictions.source.classes
-    is_large = len(classes) > MOST_CLASSES
-    heading = "Most confused classes" if is_large else "Confusion matrix"
-    table = (confused_pairs if is_large else confusion_matrix)(classes, predictions.confusion())
-    return f"<section><h2>{heading}</h2>{table}</section>"
+    if len(predictions.source.classes) > MOST_CLASSES:
+        return f"<section><h2>Most confused classes</h2>{confused_pairs(predictions)}</section>"
+    return f"<section><h2>Confusion matrix</h2>{confusion_matrix(predictions)}</section>"
 
 
 def ranking_curves(predictions: Predictions) -> str:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from torch import Tensor
-
-from ...metrics import Predictions, average_precisions, class_scores
+from ...metrics import Predictions, average_precisions, class_scores, confusion_of, mistakes_of
 
 MOST_CLASSES, MOST_PAIRS = 1000, 30  # rows of a table
 
 
-def confusion_matrix(classes: tuple[str, ...], confusion: Tensor) -> str:
-    """Every class against every class; `confusion` (classes, classes), row: target."""
-    names = [escape(name) for name in classes]
+def confusion_matrix(predictions: Predictions) -> str:
+    """Every class against every class."""
+    source = predictions.source
+    names = [escape(name) for name in source.classes]
+    confusion = confusion_of(predictions.predicted, source.labels, len(names))
     # The root of a share, so that an error of one percent is visible.
     shades = (confusion / confusion.sum(1, keepdim=True)).sqrt().tolist()
     heads = "".join(f'<th scope="col" title="{name}"><span>{name}</span></th>' for name in names)
@@ -36,15 +36,15 @@ def confusion_matrix(classes: tuple[str, ...], confusion: Tensor) -> str:
     return f'<p>{note}</p><div class="wide"><table class="matrix">{"".join(lines)}</table></div>'
 
 
-def confused_pairs(classes: tuple[str, ...], confusion: Tensor) -> str:
-    """The pairs of classes that are confused most often; `confusion` as above."""
-    counts, places = errors(confusion).flatten().topk(MOST_PAIRS)
-    images = confusion.sum(1).tolist()
-    pairs = []
-    for count, place in zip(counts.tolist(), places.tolist(), strict=True):
-        target, predicted = divmod(place, len(classes))
-        if count:
-            pairs.append((classes[target], classes[predicted], count, count / images[target]))
+def confused_pairs(predictions: Predictions) -> str:
+    """The pairs of classes that are confused most often."""
+    classes = predictions.source.classes
+    images = predictions.class_counts.tolist()
+    found = mistakes_of(predictions.predicted, predictions.source.labels)
+    pairs = [
+        (classes[target], classes[predicted], count, count / images[target])
+        for (target, predicted), count in found[:MOST_PAIRS]
+    ]
     return table(("class", "predicted as", "times", "share"), pairs) if pairs else "<p>None.</p>"
 
 
@@ -53,23 +53,20 @@ def class_table(predictions: Predictions, has_all: bool) -> str:
 
     `has_all`: the average precision too, which takes a while for many images and classes.
     """
-    classes = predictions.source.classes
+    source = predictions.source
+    classes = source.classes
     precision, recall, f1, images = (row.tolist() for row in class_scores(predictions))
     average = average_precisions(predictions) if has_all else [math.nan] * len(classes)
     columns = [classes, recall, precision, f1, average, map(int, images)]
     heads = ["class", "recall", "precision", "F1", "average precision", "images"]
-    if not predictions.source.is_multi_label:
-        times, predicted = errors(predictions.confusion()).max(1)
-        pairs = zip(predicted, times, strict=True)
-        columns += [[classes[n] if count else "" for n, count in pairs], times.tolist()]
+    if not source.is_multi_label:
+        most = {}
+        for (target, predicted), count in mistakes_of(predictions.predicted, source.labels):
+            most.setdefault(target, (classes[predicted], count))
+        columns += zip(*(most.get(number, ("", 0)) for number in range(len(classes))), strict=True)
         heads += ["most often predicted as", "times"]
     rows = sorted(zip(*columns, strict=True), key=lambda row: (row[5] == 0, row[1], row[0]))
     return table(tuple(heads), rows[:MOST_CLASSES])
-
-
-def errors(confusion: Tensor) -> Tensor:
-    """The confusion matrix without the correct predictions."""
-    return confusion - confusion.diagonal().diag()
 
 
 def table(heads: tuple[str, ...], rows: Sequence[tuple[str | float, ...]]) -> str:

@@ -18,10 +18,10 @@ from image_classifier.tools.advice.observer import (
 from image_classifier.tracking import Result
 
 
-def predicted(labels, answers):
+def predicted(labels, answers, classes=("ant", "bee", "cat")):
     """Predictions of three classes."""
     labels, answers = torch.tensor(labels), torch.tensor(answers)
-    source = Source(labels, ("ant", "bee", "cat"), pixels=torch.zeros(len(labels), 8, 8, 3).byte())
+    source = Source(labels, classes, pixels=torch.zeros(len(labels), 8, 8, 3).byte())
     sure = torch.ones(len(labels))
     return Predictions(source, answers, sure, sure)
 
@@ -33,6 +33,9 @@ def test_the_classes_that_are_confused_most_are_named_with_their_images():
         "cat for ant (2 of 4 images; 9 and 50 to train on)"
     )
     assert not confusions(predicted([0, 1, 2], [0, 1, 0]), torch.tensor([1, 1, 1]))  # one mistake
+    many = tuple(map(str, range(100_000)))  # of which a matrix would not fit in memory
+    found = predicted([99_999] * 2, [7] * 2, many)
+    assert "99999 for 7 (2 of 2 images; 0 and 0" in confusions(found, torch.zeros(100_000).long())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from conftest import HOSTILE
 
+from image_classifier.data import LEFT_OUT, Source
+from image_classifier.metrics import Predictions
 from image_classifier.tools.pictures import pictures
 
 
@@ -19,3 +21,14 @@ def test_a_cell_of_a_confusion_matrix_is_the_darker_the_larger_its_share():
         assert np.array_equal(inner, plain)
         assert (named[:, : pictures.NAME_WIDTH] < 128).any(2).any(1).sum() > 40  # letters
     assert pictures.confusion_image(torch.eye(50), ("ant",) * 50).shape == (500, 500, 3)
+
+
+def test_of_very_many_classes_several_share_a_cell():
+    classes = tuple(map(str, range(100_000)))
+    labels = torch.tensor([0, 99_999, 99_999, 50_000])
+    source = Source(labels, classes, pixels=torch.zeros(4, 8, 8, 3).byte())
+    predicted = torch.tensor([1, 99_998, 0, LEFT_OUT])
+    found = pictures.pictures_of(Predictions(source, predicted, torch.ones(4), torch.ones(4)))
+    cells = found["confusion"][:, :, 0]
+    assert cells.shape == (511, 511)
+    assert np.argwhere(cells < 255).tolist() == [[0, 0], [510, 0], [510, 510]]

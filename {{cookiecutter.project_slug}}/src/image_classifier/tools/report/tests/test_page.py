@@ -95,9 +95,15 @@ def test_the_result_comes_first_then_a_matrix_or_pairs_then_the_classes_worst_fi
     ]
     many = counts(50)
     many[7, 3] = 5
-    pairs, classes = page(tmp_path, answers_of(tuple(f"class {n}" for n in range(50)), many)).tables
+    names = tuple(f"class {n}" for n in range(100_000))
+    found = answers_of(names[:50], many)
+    pairs, classes = page(tmp_path, found).tables
     assert pairs[1] == ["class 7", "class 3", "5", f"{5 / 15:.1%}"]
     assert (len(pairs), len(classes)) == (31, 51)
+    found = replace(found, source=replace(found.source, classes=names))  # a matrix would not fit
+    same, classes = page(tmp_path, found).tables
+    assert same == pairs
+    assert len(classes) == 1001
 
 
 def predictions_of_several(names):
