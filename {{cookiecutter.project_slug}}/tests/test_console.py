@@ -77,6 +77,10 @@ def test_progress_is_of_what_this_start_has_done(monkeypatch, capsys):
     now[0] = 20.0
     progress.show(600)
     assert capsys.readouterr().out == "600 of 1,000 images, 10 images/s, ETA 0:40\n"
+    progress = Progress(1000, what="pairs")
+    now[0] = 40.0
+    progress.show(500)
+    assert capsys.readouterr().out == "500 of 1,000 pairs, 25 pairs/s, ETA 0:20\n"
     assert [clock(seconds) for seconds in (59.6, 125, 3725)] == ["1:00", "2:05", "1:02:05"]
 
 

@@ -253,10 +253,11 @@ def test_a_file_of_another_size_is_noticed_though_few_are_read(tmp_path):
         (tmp_path / f"{number}.jpg").write_bytes(b"image")
     paths = PathList(tmp_path, [f"{number}.jpg" for number in range(200)])
     source = Source(torch.zeros(200).long(), ("ant",), paths=paths)
-    before = source.file_digests()
-    assert not are_replaced(before, source.file_digests())
+    before = source.file_digests
+    assert not are_replaced(before, replace(source).file_digests)
     (tmp_path / "1.jpg").write_bytes(b"another")  # of which the content is not read
-    assert are_replaced(before, source.file_digests())
+    assert are_replaced(before, replace(source).file_digests)
+    assert source.file_digests == before  # those of a million files are looked at once
 
 
 def test_two_splits_of_the_same_images_are_known_wherever_these_are(flat):
@@ -277,7 +278,25 @@ def test_two_splits_of_the_same_images_are_known_wherever_these_are(flat):
         replace(by_reader, reader=lambda index: 255 - images[index])
     )
     copies.paths[0].unlink()
-    assert not files.has_same_images(copies)
+    assert not files.has_same_images(replace(copies))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.tensor([0, 2, -1]), "2 of 3 labels of the val images are outside 0 .. 1.* is 2,"),
+        (
+            torch.tensor([[1, 0], [2, 0]], dtype=torch.int8),
+            r"val images are \(2, 2\), 0 .. 2",
+        ),
+        (torch.tensor([[1, 0], [-2, 0]], dtype=torch.int8), r"\(2, 2\), -2 .. 1: 1, 0 or -1"),
+        (torch.tensor([[1, 0, 1]], dtype=torch.int8), r"\(1, 3\), 0 .. 1: .* each of 2 classes"),
+    ],
+)
+def test_a_label_that_no_class_has_is_named(labels, message):
+    source = Source(labels, ("ant", "bee"), pixels=torch.zeros(len(labels), 8, 8, 3).byte())
+    with pytest.raises(UserError, match=message):
+        source.check_labels("val")
 
 
 def test_a_few_of_images_keep_their_weights():

@@ -97,7 +97,7 @@ class Checkpoints(AbstractContextManager):
             "config": to_save(config),
             "classes": list(source.classes),
             "fingerprint": source.fingerprint(),
-            "files": source.file_digests() if world.is_main else {},
+            "files": source.file_digests if world.is_main else {},
             "mean": list(source.mean),
             "std": list(source.std),
             "teacher": teacher,

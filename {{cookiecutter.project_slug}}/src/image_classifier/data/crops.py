@@ -45,8 +45,7 @@ def planes(  # noqa: PLR0917 - a box
     """
     row, column, channel = pixels.stride()
     start = pixels.storage_offset() + top * row + left * column
-    size = (1, channels, height, width)
-    return pixels.as_strided(size, (1, channel, row, column), start)
+    return pixels.as_strided((1, channels, height, width), (1, channel, row, column), start)
 
 
 def resize(pixels: Tensor, height: int, width: int) -> Tensor:

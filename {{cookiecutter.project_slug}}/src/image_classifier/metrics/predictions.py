@@ -65,7 +65,7 @@ class Predictions:
         about = {
             "step": step,
             "images": self.source.fingerprint(),
-            "files": self.source.file_digests(),
+            "files": self.source.file_digests,
             "classes": self.source.classes,
         }
         write_whole(path, lambda file: file.write(tensor_file(tensors, about)))

@@ -72,8 +72,9 @@ def say(line: str, is_last: bool = True) -> None:
 class Progress:
     """A line on how far a command is: each half second on a terminal, each 10 s in a log."""
 
-    def __init__(self, total: int, done: int = 0) -> None:
-        """Of `total` images, `done` are done already."""
+    def __init__(self, total: int, done: int = 0, what: str = "images") -> None:
+        """Of `total` images, or `what` there is to do, `done` are done already."""
+        self.what = what
         self.total = total
         self.first = done
         self.began = self.said = time.monotonic()
@@ -85,7 +86,7 @@ class Progress:
         if done > self.first and now - self.said > (0.5 if is_live else 10):
             self.said = now
             rate = (done - self.first) / (now - self.began)
-            line = f"{done:,} of {self.total:,} images, {rate:,.0f} images/s"
+            line = f"{done:,} of {self.total:,} {self.what}, {rate:,.0f} {self.what}/s"
             say(f"{line}, ETA {clock((self.total - done) / rate)}", is_last=not is_live)
 
 

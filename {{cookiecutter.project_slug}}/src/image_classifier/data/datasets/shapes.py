@@ -136,8 +136,7 @@ def draw(images: Tensor, shape: Shape, numbers: Tensor) -> None:
     tint = ground + color(28, 100) * (2 * color(0, 1) - 1)
     paint(shape, pick(7 * PIXEL, 12 * PIXEL), 4 * PIXEL, TURN // 10, tint)
     for clutter in CLUTTER:
-        size = pick(3 * PIXEL // 2, 3 * PIXEL)
-        paint(clutter, size, 14 * PIXEL, TURN // 2, color(32, 223))
+        paint(clutter, pick(3 * PIXEL // 2, 3 * PIXEL), 14 * PIXEL, TURN // 2, color(32, 223))
     grain = grain[:, None] >> torch.tensor([[0], [8], [16]]) & 255
     noise = (grain.int().view_as(canvas) - 128) * pick(4, 48)
     images.copy_((canvas + (noise >> 7)).clamp_(0, 255).permute(0, 2, 3, 1))

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -243,8 +243,9 @@ class Source:
                 digest.update(tensor.numpy().data)
         return digest.hexdigest() + (f" {self.recipe}" if self.recipe else "")
 
+    @cached_property
     def file_digests(self) -> dict[str, str]:
-        """Digests of all sizes and some contents of the files; empty without files.
+        """Digests of all sizes and some contents of the files, looked at once; empty without files.
 
         They tell whether files were replaced under the same names.
         """
@@ -266,7 +267,7 @@ class Source:
             return False
         with contextlib.suppress(Exception):  # a reader of the user raises any kind
             if self.paths is not None and other.paths is not None:
-                return self.file_digests() == other.file_digests()
+                return self.file_digests == other.file_digests
             numbers = self.spread(COMPARED).tolist()
             return all(torch.equal(self.read(n), other.read(n)) for n in numbers)
         return False

@@ -37,12 +37,11 @@ def open_observer(setup: Setup) -> Observer:
                 if result.step == 0 and has_probe:
                     found.save(path, 0)
                 if 0 < result.step <= LATE * result.total_steps:
-                    late_one = replace(found, probabilities=None)
-                    late_one.save(late, result.step)  # at each evaluation
+                    replace(found, probabilities=None).save(late, result.step)  # at each one
             return ""
         facts = [confusions(found, train.class_counts())]
         if runs:
-            images = found.source.fingerprint(), found.source.file_digests()
+            images = found.source.fingerprint(), found.source.file_digests
             probe = runs.read_predictions(path)
             if probe and probe.are_of(*images) and not says_the_same(probe):
                 facts.append(gain_over(probe.predicted, found))

@@ -43,8 +43,7 @@ def risk_by_coverage(scores: Tensor, is_right: Tensor) -> list[tuple[float, floa
 
     https://arxiv.org/abs/1705.08500
     """
-    order = scores.argsort(descending=True)
-    num_wrong = (~is_right[order]).double().cumsum(0)
+    num_wrong = (~is_right[scores.argsort(descending=True)]).double().cumsum(0)
     num_above = torch.arange(1, len(scores) + 1, dtype=torch.float64)
     coverage = 100 * num_above / len(scores)
     error = 100 * num_wrong / num_above

@@ -209,8 +209,7 @@ def find_odd_images(images: Images) -> list[Finding]:
         sizes = (f"{width} x {height}" for height, width in images.sizes[numbers].tolist())
         return [item(images, [n], size) for n, size in zip(numbers, sizes, strict=True)]
 
-    shorter = images.sizes.min(1)
-    is_tiny = images.is_readable & (shorter < TINY_SIDE)
+    is_tiny = images.is_readable & (images.sizes.min(1) < TINY_SIDE)
     is_uniform = images.is_readable & (images.spread < UNIFORM_RANGE)
     is_dark = is_uniform & (images.brightest < UNIFORM_RANGE)
     hint = DARK_HINT * bool(is_dark.any() and images.data.bits == 8)

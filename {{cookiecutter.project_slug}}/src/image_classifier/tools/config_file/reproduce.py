@@ -95,6 +95,6 @@ def image_differences(folder: Path, config: Config) -> list[str]:
         return ["images: their classes have changed"]
     if saved["fingerprint"] != source.fingerprint():
         return [f"images: {difference(saved['fingerprint'], source.fingerprint())}"]
-    if are_replaced(saved["files"], source.file_digests()):
+    if are_replaced(saved["files"], source.file_digests):
         return ["images: training images were replaced under the same names"]
     return []

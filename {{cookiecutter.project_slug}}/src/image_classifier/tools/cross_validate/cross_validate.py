@@ -35,7 +35,7 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     folds = open_folds(recipe.config.data, count, recipe.config.model.task)
     runs = train_all(recipe, each)
     for run, fold in zip(runs, folds, strict=True):
-        check_run(run, recipe.config, (fold.fingerprint(), fold.file_digests()))
+        check_run(run, recipe.config, (fold.fingerprint(), fold.file_digests))
     predicted = torch.cat([run.predictions.predicted for run in runs]).long()
     target = torch.cat([run.predictions.target for run in runs]).long()
     classes = runs[0].predictions.classes

@@ -78,7 +78,7 @@ def check_images(run: Run, fold: Source) -> None:
     Raises:
         UserError: if not.
     """
-    if not run.need_predictions().are_of(fold.fingerprint(), fold.file_digests()):
+    if not run.need_predictions().are_of(fold.fingerprint(), fold.file_digests):
         raise UserError(
             f"the images of {str(run.folder)!a}, their labels or the list of those that are left "
             f"out have changed since it was trained: {AGAIN}, with --run.fresh"

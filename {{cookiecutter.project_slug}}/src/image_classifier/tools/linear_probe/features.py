@@ -121,7 +121,7 @@ def digest(config: Config, data: EvalData, model: nn.Module) -> str:
         if knob.startswith(SEEN) and not knob.startswith(UNSEEN)
     }
     source = data.source
-    images = source.fingerprint(), source.file_digests(), source.mean, source.std
+    images = source.fingerprint(), source.file_digests, source.mean, source.std
     known.update(json.dumps([VERSION, knobs, images]).encode())
     if source.paths is not None:  # sizes, and when each file was changed
         known.update(source.paths.stats().contiguous().numpy().data)

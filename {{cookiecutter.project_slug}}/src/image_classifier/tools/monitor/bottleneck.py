@@ -70,12 +70,8 @@ def less_overhead(config: Config, device: torch.device) -> str:
 
 def may_compile(config: Config, device: torch.device) -> bool:
     """Whether compiling may gain: not on a CPU, where it is slower, and not with FSDP."""
-    compute = config.compute
-    return (
-        device.type != "cpu"
-        and option(config, "compute.parallel", "ddp") == "ddp"
-        and not compute.compile
-    )
+    parallel = option(config, "compute.parallel", "ddp")
+    return device.type != "cpu" and parallel == "ddp" and not config.compute.compile
 
 
 def faster_loading(data: TrainData) -> str:

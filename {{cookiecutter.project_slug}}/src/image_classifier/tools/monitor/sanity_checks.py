@@ -118,9 +118,9 @@ def blank_images(train: Source) -> str:
         return ""
     ranges = []
     highest = []
-    for number in range(count := min(LOOKED_AT, len(train))):
+    for number in train.spread(LOOKED_AT).tolist():
         with suppress(UserError, FaultError, OSError):  # training says what is wrong with it
-            pixels = train.read(number * len(train) // count).flatten(0, 1)
+            pixels = train.read(number).flatten(0, 1)
             ranges.append(int((pixels.amax(0) - pixels.amin(0)).max()))
             highest.append(int(pixels.max()))
             if ranges[-1] > UNIFORM and highest[-1] >= DARK:  # nearly always the first image

@@ -20,6 +20,7 @@ from scipy.sparse import coo_array, csgraph
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
+from ...runtime.console import Progress
 from .alignment import aligned_correlation, fine_detail
 
 COARSE = 32  # pixels of a side at the first look
@@ -137,11 +138,15 @@ def are_copies(images: Tensor, sides: Tensor, pairs: Tensor) -> Tensor:
     Where the shorter side of one has fewer than MIN_SIDE pixels, a pair is compared at 32 x 32.
     """
     answers = torch.zeros(len(pairs), dtype=torch.bool)
+    done = 0
+    progress = Progress(len(pairs), what="pairs")
     is_small = (sides < MIN_SIDE)[pairs].any(1)
     for side, chosen in ((COARSE, is_small), (images.shape[1], ~is_small)):
         for part in chosen.nonzero()[:, 0].split(256) if chosen.any() else ():
             whole, local = aligned_correlation(*(scaled(images[n], side) for n in pairs[part].T))
             answers[part] = (whole > MIN_WHOLE) & (local > MIN_LOCAL)
+            done += len(part)
+            progress.show(done)
     return answers
 
 

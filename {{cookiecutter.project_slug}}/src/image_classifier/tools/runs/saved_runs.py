@@ -88,7 +88,7 @@ class Run:
 def images_of(config: Config, split: str) -> Images:
     """What tells the images of a split from others; UserError if there are none."""
     source = open_dataset(config.data, split).fitted(config.model.task, split)
-    return source.fingerprint(), source.file_digests()
+    return source.fingerprint(), source.file_digests
 
 
 def are_same(was: Images, now: Images) -> bool:

@@ -121,7 +121,7 @@ def pooled(photos, folder, monkeypatch, scores):
         predicted = torch.zeros(len(fold), dtype=torch.int32)
         if not number:
             predicted[fold.labels.argmin()] = LEFT_OUT  # an ant that can't be read
-        images = fold.fingerprint(), fold.file_digests()
+        images = fold.fingerprint(), fold.file_digests
         found = saved_runs.SavedPredictions(predicted, fold.labels, *images, fold.classes, step=1)
         knobs = flatten(config)
         scored = scores[number], 0.5, number + 1.0

@@ -104,7 +104,7 @@ def test_only_files_in_the_folder_of_the_dataset_are_read(photos, tmp_path):
     (tmp_path / "own/link.jpg").symlink_to(outside)
     (tmp_path / "own/sub").mkdir()
     source, expected = opened(tmp_path / "own"), read_image(photo)
-    assert source.file_digests()
+    assert source.file_digests
     for number, path in enumerate(paths):
         if number < 2:
             assert torch.equal(source.read(number), expected)
@@ -155,10 +155,10 @@ def test_other_images_in_as_many_rows_are_seen(photos, saved, tmp_path):
     kinds = {"image": library.Image(), "label": CLASSES}
     rows = rows_of(photos, "train", in_bytes)
     same = opened(save(tmp_path / "same", kinds, train=rows, val=rows))
-    assert same.file_digests() == opened(saved).file_digests()
+    assert same.file_digests == opened(saved).file_digests
     rows["image"][7] = rows["image"][6]
     other = opened(save(tmp_path / "other", kinds, train=rows, val=rows))
-    assert other.file_digests() != same.file_digests()
+    assert other.file_digests != same.file_digests
 
 
 def test_nothing_is_asked_of_a_network_and_a_missing_library_is_named(saved, monkeypatch):

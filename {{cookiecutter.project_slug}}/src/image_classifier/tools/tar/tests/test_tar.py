@@ -294,7 +294,7 @@ def test_the_part_may_stand_within_the_name_of_a_shard(tmp_path):
 def test_the_index_is_kept_and_made_again_when_a_shard_has_changed(photos, tmp_path, monkeypatch):
     root = pack(photos, tmp_path / "own")
     first = opened(root)
-    before = first.file_digests()
+    before = first.file_digests
     (kept,) = Path(f"{root}.cache").glob("tar-*")
     content = kept.read_bytes()
     kept.write_bytes(content[:-9] + b"12345678\n")
@@ -303,13 +303,13 @@ def test_the_index_is_kept_and_made_again_when_a_shard_has_changed(photos, tmp_p
     shard = root / "train-000000.tar"
     os.utime(shard, (1, 1))
     assert opened(root).fingerprint() == first.fingerprint()
-    digests = opened(root).file_digests()
+    digests = opened(root).file_digests
     assert digests == before
     write_tar(shard, {"0.cls": b"ant", "0.jpg": (photos / "train/bee/1.jpg").read_bytes()})
     with pytest.raises(FaultError, match=r"train-000000.tar' has changed since this run began"):
         first.read(5)
     assert len(opened(root)) == 7
-    assert opened(root).file_digests() != digests
+    assert opened(root).file_digests != digests
     monkeypatch.setattr(index, "write_whole", Mock(side_effect=OSError(28, "No space left")))
     notes = opened(root, cache=str(tmp_path / "other")).notes
     assert re.search("the index of the shards is not kept in .*/other': No space left", notes[0])
@@ -621,5 +621,5 @@ def test_an_image_is_that_of_its_own_number_whatever_was_fetched_ahead(tmp_path)
     source = open_dataset(data, "train")
     some = source.thinned(5)
     before = [int(some.read(number)[0, 0, 0]) for number in range(5)]
-    source.file_digests()  # which fetches ahead
+    assert source.file_digests  # which fetches ahead
     assert [int(some.read(number)[0, 0, 0]) for number in range(5)] == before
