@@ -191,7 +191,7 @@ def test_a_run_is_the_same_killed_and_on_two_ranks(
     for whole, one, other in zip(alone, first, second, strict=True):
         assert whole[0] == one[0] + other[0]
         assert [text[:16] for text in whole[1]] == [text[:16] for text in one[1] + other[1]]
-    assert int(scores.predictions.class_counts.sum()) == 8
+    assert int(scores.predictions.class_counts().sum()) == 8
 
 
 def test_mean_and_deviation_are_measured_where_none_is_known(config, satellite, capsys):

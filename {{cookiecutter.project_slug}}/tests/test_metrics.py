@@ -35,7 +35,7 @@ from image_classifier.evaluate import (
     predict_features,
 )
 from image_classifier.extensions import finding
-from image_classifier.metrics import NO_DECISION, confusion_of, predictions
+from image_classifier.metrics import NO_DECISION, predictions
 from image_classifier.metrics.table import METRICS, Metric, phrase
 from image_classifier.models import build_model
 from image_classifier.models.resnet9 import ResNet9
@@ -76,9 +76,18 @@ def test_every_image_counts_once_on_any_number_of_ranks(config):
     answers = attrgetter("predicted", "probability", "target_probability")
     for rank in run_ranks(3, evaluated_on_sets, config) + run_ranks(2, evaluated_on_sets, streamed):
         for size, one, other in zip(SIZES, alone, rank, strict=True):
-            assert int(other.predictions.class_counts.sum()) == size
+            assert int(other.predictions.class_counts().sum()) == size
             assert other.known == pytest.approx(one.known, rel=1e-6)
             assert_close(answers(other.predictions), answers(one.predictions), rtol=1e-5, atol=1e-6)
+
+
+def test_mistakes_are_counted_by_pair_and_unreadable_images_are_none():
+    predicted, labels = torch.tensor([[-1, 1, 0, 2, 0, 1], [0, 0, 1, 1, 1, 1]]).int()
+    found = predictions.mistakes_of(predicted, labels, 100_000)
+    assert found.tolist() == [[1, 0, 2], [0, 1, 1], [1, 2, 1]]
+    large = torch.tensor([99_999], dtype=torch.int32)
+    assert predictions.mistakes_of(large - 1, large, 100_000).tolist() == [[99_999, 99_998, 1]]
+    assert predictions.mistakes_of(large, large, 100_000).shape == (0, 3)
 
 
 def test_scores_are_those_of_the_logits_and_the_model_is_left_as_it_was(config):
@@ -96,7 +105,7 @@ def test_scores_are_those_of_the_logits_and_the_model_is_left_as_it_was(config):
     shares = [(ranked == labels[:, None])[:, :k].any(1).float().mean().item() for k in (1, 5)]
     loss = nn.functional.cross_entropy(logits, labels).item()
     assert scores.known == pytest.approx({"loss": loss, "top1": shares[0], "top5": shares[1]})
-    assert int(confusion_of(found.predicted, labels, 10)[labels[0], ranked[0, 0]]) >= 1
+    assert int(predictions.confusion_of(found.predicted, labels, 10)[labels[0], ranked[0, 0]]) >= 1
     sure = logits.softmax(1)
     assert torch.equal(found.predicted, ranked[:, 0])
     assert_close(found.probability, sure.max(1).values)

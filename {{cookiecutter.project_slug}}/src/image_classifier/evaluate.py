@@ -66,7 +66,7 @@ class Scores:
         found = self.predictions
         if num_unread := found.num_unread:
             finite["val/bad_images"] = num_unread
-        if (num_classes := int(found.class_counts.count_nonzero())) < len(found.source.classes):
+        if (num_classes := int(found.class_counts().count_nonzero())) < len(found.source.classes):
             finite["val/classes"] = num_classes
         return finite
 

@@ -1,6 +1,5 @@
 """What a model predicts for each image of a split, how confident it is, and whether it is right."""
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,7 +46,6 @@ class Predictions:
         unread = (self.predicted == LEFT_OUT) & (self.source.labels != LEFT_OUT)
         return int(unread.view(len(unread), -1).any(1).sum())
 
-    @property
     def class_counts(self) -> Tensor:
         """How many images of each class count: (classes,) int64."""
         labels = self.source.labels.masked_fill(~self.is_counted, LEFT_OUT)
@@ -78,11 +76,13 @@ def confusion_of(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
     return torch.bincount(cells, minlength=classes**2).view(classes, classes)
 
 
-def mistakes_of(predicted: Tensor, labels: Tensor) -> list[tuple[tuple[int, int], int]]:
-    """Each pair of a target and another prediction, with its images; the most frequent first."""
+def mistakes_of(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Target, other prediction and images of such pairs: (pairs, 3) int64, most images first."""
     wrong = (predicted != LEFT_OUT) & (predicted != labels)
-    pairs = torch.stack([labels, predicted], dim=1)[wrong].tolist()
-    return Counter(sorted(map(tuple, pairs))).most_common()
+    cells = labels[wrong].long() * classes + predicted[wrong]
+    cells, counts = cells.unique(return_counts=True)
+    order = counts.argsort(descending=True, stable=True)
+    return torch.stack([cells // classes, cells % classes, counts], dim=1)[order]
 
 
 def counted_and_correct(predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -72,16 +72,14 @@ def confusions(predictions: Predictions, num_training: Tensor) -> str:
     if predictions.source.is_multi_label:
         return ""
     classes = predictions.source.classes
-    sizes = predictions.class_counts
-    told = []
-    for (true, taken), count in mistakes_of(predictions.predicted, predictions.source.labels):
-        if count < LEAST or len(told) == SHOWN:
-            break
-        told.append(
-            f"{printable(classes[true])} for {printable(classes[taken])} "
-            f"({count} of {sizes[true]} images; "
-            f"{num_training[true]} and {num_training[taken]} to train on)"
-        )
+    sizes = predictions.class_counts()
+    mistakes = mistakes_of(predictions.predicted, predictions.source.labels, len(classes))
+    told = [
+        f"{printable(classes[true])} for {printable(classes[taken])} ({count} of {sizes[true]} "
+        f"images; {num_training[true]} and {num_training[taken]} to train on)"
+        for true, taken, count in mistakes[:SHOWN].tolist()
+        if count >= LEAST
+    ]
     return f"most often taken: {', '.join(told)}" if told else ""
 
 

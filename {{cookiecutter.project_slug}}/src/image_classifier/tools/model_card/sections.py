@@ -151,9 +151,10 @@ def confused_table(facts: Facts) -> str:
         return ""
     found = facts.predictions
     classes = [escape(name) for name in found.classes]
+    mistakes = mistakes_of(found.predicted, found.target, len(classes))
     rows = [
         (classes[true], classes[taken], f"{count:,}")
-        for (true, taken), count in mistakes_of(found.predicted, found.target)[:PAIRS]
+        for true, taken, count in mistakes[:PAIRS].tolist()
     ]
     if not rows:
         return ""

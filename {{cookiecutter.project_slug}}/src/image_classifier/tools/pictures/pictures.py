@@ -10,7 +10,8 @@ from torch import Tensor
 from ...data import Source
 from ...metrics import Predictions, confusion_of
 
-SIDE = 512  # pixels of a confusion matrix, about
+SIDE = 512  # pixels of a confusion matrix, about; one of more classes has a pixel for each
+MOST_CELLS = 2048  # of its side
 NAME_SIDE, NAME_WIDTH, NAME_LETTERS = 12, 160, 20  # pixels and letters of the name of a class
 
 
@@ -19,7 +20,7 @@ def pictures_of(predictions: Predictions) -> dict[str, np.ndarray]:
     if predictions.source.is_multi_label:
         return {}
     source = predictions.source
-    share = -(-len(source.classes) // SIDE)  # of very many classes several share a cell
+    share = -(-len(source.classes) // MOST_CELLS)  # classes side by side in one cell
     numbers = (predictions.predicted // share, source.labels // share)
     confusion = confusion_of(*numbers, -(-len(source.classes) // share))
     return {"confusion": confusion_image(confusion, source.classes)}

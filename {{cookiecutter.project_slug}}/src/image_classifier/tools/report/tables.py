@@ -14,9 +14,8 @@ MOST_CLASSES, MOST_PAIRS = 1000, 30  # rows of a table
 
 def confusion_matrix(predictions: Predictions) -> str:
     """Every class against every class."""
-    source = predictions.source
-    names = [escape(name) for name in source.classes]
-    confusion = confusion_of(predictions.predicted, source.labels, len(names))
+    names = [escape(name) for name in predictions.source.classes]
+    confusion = confusion_of(predictions.predicted, predictions.source.labels, len(names))
     # The root of a share, so that an error of one percent is visible.
     shades = (confusion / confusion.sum(1, keepdim=True)).sqrt().tolist()
     heads = "".join(f'<th scope="col" title="{name}"><span>{name}</span></th>' for name in names)
@@ -39,11 +38,11 @@ def confusion_matrix(predictions: Predictions) -> str:
 def confused_pairs(predictions: Predictions) -> str:
     """The pairs of classes that are confused most often."""
     classes = predictions.source.classes
-    images = predictions.class_counts.tolist()
-    found = mistakes_of(predictions.predicted, predictions.source.labels)
+    images = predictions.class_counts().tolist()
+    mistakes = mistakes_of(predictions.predicted, predictions.source.labels, len(classes))
     pairs = [
         (classes[target], classes[predicted], count, count / images[target])
-        for (target, predicted), count in found[:MOST_PAIRS]
+        for target, predicted, count in mistakes[:MOST_PAIRS].tolist()
     ]
     return table(("class", "predicted as", "times", "share"), pairs) if pairs else "<p>None.</p>"
 
@@ -53,15 +52,15 @@ def class_table(predictions: Predictions, has_all: bool) -> str:
 
     `has_all`: the average precision too, which takes a while for many images and classes.
     """
-    source = predictions.source
-    classes = source.classes
+    classes = predictions.source.classes
     precision, recall, f1, images = (row.tolist() for row in class_scores(predictions))
     average = average_precisions(predictions) if has_all else [math.nan] * len(classes)
     columns = [classes, recall, precision, f1, average, map(int, images)]
     heads = ["class", "recall", "precision", "F1", "average precision", "images"]
-    if not source.is_multi_label:
+    if not predictions.source.is_multi_label:
         most = {}
-        for (target, predicted), count in mistakes_of(predictions.predicted, source.labels):
+        mistakes = mistakes_of(predictions.predicted, predictions.source.labels, len(classes))
+        for target, predicted, count in mistakes.tolist():
             most.setdefault(target, (classes[predicted], count))
         columns += zip(*(most.get(number, ("", 0)) for number in range(len(classes))), strict=True)
         heads += ["most often predicted as", "times"]

@@ -136,7 +136,7 @@ def test_all_images_of_another_folder_are_scored_also_those_of_some_classes(
     (tmp_path / "new/bee/7.jpg").unlink()
     both = evaluated(trained, tmp_path / "new")
     assert f"all 11 images in '{tmp_path}/new', weights of" in capsys.readouterr().out
-    assert both.class_counts.tolist() == [6, 5]
+    assert both.class_counts().tolist() == [6, 5]
     shutil.rmtree(tmp_path / "new/ant")
     (tmp_path / "new/bee").rename(tmp_path / "new/Bee")
     some = evaluated(trained, tmp_path / "new", "test")
@@ -148,7 +148,7 @@ def test_all_images_of_another_folder_are_scored_also_those_of_some_classes(
     with pytest.raises(UserError, match="knows the classes 2: ant, bee, which are not those of"):
         evaluated(trained, tmp_path / "new")
     shutil.copytree(photos / "val/bee", tmp_path / "own/Testing/bee")
-    assert evaluated(trained, tmp_path / "own").class_counts.tolist() == [0, 2]
+    assert evaluated(trained, tmp_path / "own").class_counts().tolist() == [0, 2]
     assert "2 test images, weights of" in capsys.readouterr().out
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -139,6 +140,16 @@ def test_without_this_tool_check_finds_files_with_the_same_bytes(root, monkeypat
     with Image.open(root / PICTURE) as image:
         image.save(root / "val/bee/9.jpg", quality=50)
     assert names(check(root)["findings"]["leaks"]) == [{PICTURE, "val/ant/same.jpg"}]
+
+
+def test_comparing_many_pairs_says_how_far_it_is(monkeypatch):
+    told = Mock()
+    monkeypatch.setattr(copies, "Progress", told)
+    images = torch.zeros(400, 64, 64).byte()
+    pairs = torch.arange(400)[:, None].expand(400, 2)
+    copies.are_copies(images, torch.tensor([64, 32]).repeat(200), pairs)
+    assert told.call_args == call(400, what="pairs")
+    assert [one.args[0] for one in told().show.call_args_list] == [200, 400]
 
 
 def test_pairs_are_the_same_however_many_are_compared_at_once(monkeypatch):

@@ -83,7 +83,7 @@ def test_a_run_counts_and_lists_each_once_on_one_rank_and_on_two(skipping, capsy
     for run, found in ((config, [train(config)]), (on_two, run_ranks(2, train, on_two))):
         list(TrainData(run, CPU).batches(0, 3))  # as a run does that goes on
         for scores in found:
-            counts = scores.predictions.class_counts.tolist()
+            counts = scores.predictions.class_counts().tolist()
             assert (counts, scores.predictions.num_unread) == ([1, 2], 1)
         assert sorted(listed(run)) == [
             f"train/ant/2.jpg\t{NO_IMAGE}",
@@ -125,5 +125,5 @@ def test_an_image_of_a_torch_dataset_is_listed_by_its_number(config, monkeypatch
     monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: Spoilt())
     config = changed(config, data__name="mine", data__limit=0, data__batch_size=6, epochs=1)
     found = train(changed(config, data__on_bad_image="skip", model__width=8)).predictions
-    assert (int(found.class_counts.sum()), found.num_unread) == (23, 1)
+    assert (int(found.class_counts().sum()), found.num_unread) == (23, 1)
     assert listed(config) == ["image 7\timage file is truncated"]

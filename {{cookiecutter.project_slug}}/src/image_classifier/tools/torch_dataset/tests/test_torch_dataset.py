@@ -96,7 +96,7 @@ def test_a_torch_dataset_trains_and_a_bad_image_is_named(noisy, monkeypatch):
         seen(changed(noisy, data__workers=1))
     offer(monkeypatch, lambda _: Noisy())
     scores = train(changed(noisy, model__width=8, epochs=1))
-    assert int(scores.predictions.class_counts.sum()) == 24
+    assert int(scores.predictions.class_counts().sum()) == 24
 
 
 def test_labels_and_classes_are_found_where_a_dataset_does_not_name_them(monkeypatch):
