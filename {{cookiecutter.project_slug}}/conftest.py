@@ -47,6 +47,7 @@ from image_classifier.presets import smoke
 from image_classifier.runtime import distributed
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.runtime.machine import num_cores
+from image_classifier.runtime.platform import START_METHOD
 from image_classifier.tracking import Observer
 from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
@@ -63,6 +64,8 @@ PRELOADED = (
     " numpy.ma sklearn.metrics conftest"
 )
 SERVER.set_forkserver_preload(PRELOADED.split())
+# For tests that plant a function in workers: on macOS and Windows these get nothing but pickles.
+needs_fork = pytest.mark.skipif(START_METHOD != "fork", reason="needs workers that are forked")
 # What a run asks of tools.
 PARTS = "checkpoints decision head network observer parallel unreadable watcher"
 for part in PARTS.split():

@@ -17,7 +17,7 @@ from unittest.mock import MagicMock, Mock, call
 
 import pytest
 import torch
-from conftest import changed, is_alive, run_alone, start, wait_for
+from conftest import changed, is_alive, needs_fork, run_alone, start, wait_for
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from image_classifier.data import (
@@ -70,6 +70,7 @@ def killed_with_workers(config, path):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@needs_fork
 def test_workers_end_in_silence_with_the_process_that_they_serve(streamed, tmp_path):
     said = tmp_path / "said"
     assert run_alone(killed_with_workers, streamed, said) == (-signal.SIGKILL, None)
@@ -92,7 +93,7 @@ def test_a_program_that_leaves_its_data_open_ends(streamed):
     wait_for(lambda: not any(map(is_alive, pickle.loads(result.recv_bytes()))))
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+@needs_fork  # Linux, which has `/proc/self/maps`
 def test_workers_copy_no_names_of_files_and_take_no_shared_memory_of_docker():
     count = 400_000
     paths = PathList("photos", (b"ant/%08d.jpg" % number for number in range(count)))
@@ -124,6 +125,7 @@ def test_slots_take_the_memory_that_there_is(streamed, monkeypatch):
         TrainData(streamed, CPU)
 
 
+@needs_fork
 @pytest.mark.parametrize(("size", "workers", "ahead"), [(20, 0, 4), (5, 1, 1), (150, 2, 4)])
 def test_no_slot_is_written_while_it_is_in_use(streamed, size, workers, ahead):
     samples = Samples(open_dataset(streamed.data, "train"), 32)
@@ -296,6 +298,7 @@ def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(monkeypatch, c
     assert printed.count(f"batches are not page-locked ({why})") == (not is_pinned)
 
 
+@needs_fork
 def test_an_unreadable_image_is_left_out_wherever_it_is_in_a_batch(streamed):
     samples, noted = Samples(open_dataset(streamed.data, "train"), 32), []
     samples.fill = lambda *_: {1: "damaged"}  # the second of each part, of which each has 8 images
@@ -313,7 +316,7 @@ def test_the_time_that_decoding_takes_adds_up(streamed):
     assert (batches.num_filled, batches.busy_seconds >= 0.03) == (12, True)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=needs_fork)])
 def test_what_ends_a_run_in_a_worker_is_told_as_it_is(streamed, workers):
     samples = Samples(open_dataset(streamed.data, "train"), 32)
     samples.fill = Mock(side_effect=FaultError("no more images can be read: planted"))

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import changed, logged, run_ranks, train_until
+from conftest import changed, logged, needs_fork, run_ranks, train_until
 from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -316,6 +316,7 @@ def test_features_of_files_that_have_changed_are_computed_anew(
         assert f"features, {said} " in capsys.readouterr().out
 
 
+@needs_fork
 def test_features_of_what_no_digest_knows_are_not_kept(finetuned, monkeypatch, tmp_path, capsys):
     def mine(data, split):
         pixels = shapes(data, split).thinned(64).pixels

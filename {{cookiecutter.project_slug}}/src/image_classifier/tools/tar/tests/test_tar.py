@@ -21,7 +21,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from conftest import after_each_step, changed, run_alone, train_until
+from conftest import after_each_step, changed, needs_fork, run_alone, train_until
 from PIL import Image
 
 from image_classifier.checkpoints.reading import read_checkpoint
@@ -476,6 +476,7 @@ def test_what_is_no_dataset_is_refused(tmp_path, root, message):
         opened(root if "://" in root else tmp_path / root)
 
 
+@needs_fork  # in whose memory the shards are
 def test_shards_in_memory_are_read_as_files_are(on_photos, packed, photos, tmp_path, monkeypatch):
     fsspec = pytest.importorskip("fsspec")
     monkeypatch.chdir(tmp_path)
