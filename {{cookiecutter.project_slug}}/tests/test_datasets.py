@@ -287,10 +287,7 @@ def test_two_splits_of_the_same_images_are_known_wherever_these_are(flat):
     ("labels", "message"),
     [
         (torch.tensor([0, 2, -1]), "2 of 3 labels of the val images are outside 0 .. 1.* is 2,"),
-        (
-            torch.tensor([[1, 0], [2, 0]], dtype=torch.int8),
-            r"val images are \(2, 2\), 0 .. 2",
-        ),
+        (torch.tensor([[1, 0], [2, 0]], dtype=torch.int8), r"val images are \(2, 2\), 0 .. 2"),
         (torch.tensor([[1, 0], [-2, 0]], dtype=torch.int8), r"\(2, 2\), -2 .. 1: 1, 0 or -1"),
         (torch.tensor([[1, 0, 1]], dtype=torch.int8), r"\(1, 3\), 0 .. 1: .* each of 2 classes"),
     ],

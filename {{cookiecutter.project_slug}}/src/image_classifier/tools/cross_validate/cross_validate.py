@@ -67,10 +67,8 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     }
     recall = ()
     if target.ndim == 1:
-        images, recalled = (
-            target[some].bincount(minlength=len(classes)) for some in (counted, right)
-        )
-        recall = (recalled / images).tolist()
+        images = target[counted].bincount(minlength=len(classes))
+        recall = (target[right].bincount(minlength=len(classes)) / images).tolist()
         if len(classes) <= MOST_CLASSES:
             content["confusion"] = confusion_of(predicted, target, len(classes)).tolist()
     write_json(recipe.folder / "results.json", content)
