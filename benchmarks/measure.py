@@ -4,6 +4,7 @@
     make measure WORDS='--flowers flowers --trash trash'    # all of it: about 90 minutes
     make measure WORDS='--long --flowers flowers --trash trash --aerial aerial --timm timm'
     make measure WORDS='--long --only suites search'
+    make measure WORDS=--amx                                # beside those of another CPU
 
 `--list` prints the commands. With `--long` they are those that take hours: fine-tuning, scores to
 trust, search, presets, tests; `--only` names some. What needs images that are not given is left
@@ -71,6 +72,10 @@ LONG = [
     ("precision", "precision"),
     ("suites", "suites"),
 ]
+AMX = [
+    ("loaders-amx", "loaders --rounds 3 --images 1536 --scratch build/scratch"),
+    ("training-amx", f"training --rounds 3 --steps 40 --only {LOOPS}"),
+]
 OF_THIS_ENVIRONMENT = ("suites",)  # that of `make test`, without peers
 
 
@@ -80,12 +85,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--long", action="store_true", help="what takes hours")
+    parser.add_argument("--amx", action="store_true", help="what a CPU with AMX does otherwise")
     parser.add_argument("--list", action="store_true", help="print the commands, run nothing")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these results")
     for name in SETS:
         parser.add_argument(f"--{name}", type=Path, metavar="FOLDER")
     given = parser.parse_args()
-    commands = dict(LONG if given.long else QUICK)
+    if given.amx and "amx_bf16" not in measurements.machine()["flags"]:
+        parser.error("this CPU has no AMX")
+    commands = dict(AMX if given.amx else LONG if given.long else QUICK)
     wanted = given.only or list(commands)
     if unknown := [name for name in wanted if name not in commands]:
         known = ", ".join(commands)
@@ -142,8 +150,15 @@ def measure(name: str, words: str) -> bool:
     begun = time.monotonic()
     script, *options = shlex.split(words)
     python = sys.executable if script in OF_THIS_ENVIRONMENT else PEERS / "bin" / "python"
-    command = [python, f"benchmarks/{script}.py", *options, "--results", MEASURED]
+    folder = MEASURED / "amx" if name.endswith("-amx") else MEASURED
+    command = [python, f"benchmarks/{script}.py", *options, "--results", folder]
     subprocess.run(command, cwd=ROOT, check=False)
+    found = folder / f"{name.removesuffix('-amx')}.json"
+    if found != path and found.exists():
+        result = json.loads(found.read_text(encoding="utf-8"))
+        result["title"] += ", on a CPU with AMX"
+        path.write_text(measurements.as_text(result), encoding="utf-8")
+        found.unlink()
     print(f"== {name}: {clock(time.monotonic() - begun)}", flush=True)
     return path.exists()
 
