@@ -74,7 +74,7 @@ LONG = [
 ]
 AMX = [
     ("loaders-amx", "loaders --rounds 3 --images 1536 --scratch build/scratch"),
-    ("training-amx", f"training --rounds 3 --steps 40 --only {LOOPS}"),
+    ("training-amx", f"training --rounds 3 --steps 40 --only {LOOPS} ours-fp32"),
 ]
 OF_THIS_ENVIRONMENT = ("suites",)  # that of `make test`, without peers
 
