@@ -5,8 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig, Config
@@ -122,24 +122,24 @@ class Facts:
     @cached_property
     def classes(self) -> list[ClassRow]:
         """The result of each class."""
-        truth, found = self.tables()
-        hits = (truth & found).sum(0).tolist()
-        columns = zip(hits, truth.sum(0).tolist(), found.sum(0).tolist(), strict=True)
+        columns = zip(*self.class_counts(), strict=True)
         return [
             ClassRow(name, Share(hit, has), Share(hit, taken))
             for name, (hit, has, taken) in zip(self.predictions.classes, columns, strict=True)
         ]
 
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Which images have, and are taken to have, each label, where that counts: both bool."""
+    def class_counts(self) -> list[list[int]]:
+        """How many images each class has right, has, and is taken for, of those that count."""
         truth = self.predictions.target.long()
         found = self.predictions.predicted.long()
         known = (truth != LEFT_OUT) & (found != LEFT_OUT)
-        if not self.is_multi_label:
-            count = len(self.predictions.classes)
-            truth, found = (one_hot(table[known], count) for table in (truth, found))
-            return truth.bool(), found.bool()
-        return (truth == 1) & known, (found == 1) & known
+        if self.is_multi_label:
+            has = (truth == 1) & known
+            taken = (found == 1) & known
+            return [table.sum(0).tolist() for table in (has & taken, has, taken)]
+        count = len(self.predictions.classes)
+        labels = truth[known & (truth == found)], truth[known], found[known]
+        return [torch.bincount(each, minlength=count).tolist() for each in labels]
 
 
 def read_facts(folder: Path, license_: str) -> Facts:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from image_classifier.checkpoints import read_checkpoint
 from image_classifier.cli import main
 from image_classifier.config import Config
+from image_classifier.data import LEFT_OUT
 from image_classifier.extensions import of_tools
 from image_classifier.presets import finetune
 from image_classifier.runtime.command_line import (
@@ -293,6 +294,17 @@ def test_test_images_that_could_not_be_read_are_none_of_the_share():
     parts = {"test": facts.Part(10, torch.tensor([5, 5]))}
     known = SimpleNamespace(parts=parts, test_metrics={"top1": 0.5, "bad_images": 2})
     assert facts.Facts.test_right.fget(known) == (4, 8)
+
+
+def test_a_million_classes_are_counted_without_a_table_of_all_images_and_classes():
+    truth = torch.arange(10**6)
+    truth[0] = LEFT_OUT
+    found = torch.zeros(10**6, dtype=torch.int64)
+    known = SimpleNamespace(target=truth, predicted=found, classes=range(10**6))
+    card = SimpleNamespace(predictions=known, is_multi_label=False)
+    right, has, taken = facts.Facts.class_counts(card)
+    assert (sum(right), sum(has)) == (0, 10**6 - 1)
+    assert taken[:2] == [10**6 - 1, 0]
 
 
 def test_a_card_has_the_metrics_of_the_weights_that_it_is_of(tmp_path):
