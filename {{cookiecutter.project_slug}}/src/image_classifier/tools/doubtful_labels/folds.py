@@ -9,6 +9,7 @@ from ...checkpoints import load_model
 from ...config import ComputeConfig, Config, RunConfig
 from ...data import Source
 from ...errors import UserError
+from ...evaluate import keeps_all
 from ...runtime.config_dict import of_others, unflatten
 from ...runtime.console import say
 from ...runtime.distributed import join_world
@@ -96,15 +97,14 @@ def probabilities_of(run: Run, fold: Source) -> Tensor:
     with open_tensors(run.folder / "predictions.safetensors") as file:
         if "probabilities" in file.keys():  # noqa: SIM118 - it is no dict
             return file.get_tensor("probabilities").float()
+    if not keeps_all(fold):
+        raise UserError(
+            f"{str(run.folder)!a}: {len(fold):,} images x {len(fold.classes):,} classes are too "
+            "many to rank: cross-validate with more folds, each of which has fewer images"
+        )
     say(f"{run.folder} saved no probabilities of all classes: its best weights predict again")
     compute = ComputeConfig()
     with join_world(compute) as world:
         loaded = load_model(str(run.folder), compute, world)
         images = loaded.open_images("val", world, RunConfig(dir=str(run.folder)))
-        scores = loaded.evaluate(images, world)
-    if scores.predictions.probabilities is None:
-        raise UserError(
-            f"{str(run.folder)!a}: {len(fold):,} images x {len(fold.classes):,} classes are too "
-            "many to rank: cross-validate with more folds, each of which has fewer images"
-        )
-    return scores.predictions.probabilities
+        return loaded.evaluate(images, world).predictions.probabilities

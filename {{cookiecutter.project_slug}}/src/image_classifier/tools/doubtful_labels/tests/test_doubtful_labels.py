@@ -336,6 +336,7 @@ def test_the_folds_of_a_cross_validation_are_ranked_also_without_saved_probabili
     for row in (*first, *rows_of(trained)):
         assert float(row["label_probability"]) == pytest.approx(shares[row["path"]], abs=2e-3)
     monkeypatch.setattr(evaluate, "MOST_KEPT", 0)
+    monkeypatch.setattr(folds, "load_model", None)  # it says so before they predict again
     assert "are too many to rank: cross-validate with more folds" in refusal(
         "doubtful-labels", trained
     )
