@@ -15,7 +15,6 @@ WHAT = "a temperature and thresholds"  # is chosen
 MOST_NUMBERS = 2**22  # probabilities from which what all classes share is chosen
 LIMITS = 0.05, 20.0  # of a temperature
 FEW = 10  # images that have a label, from which its threshold of the highest F1 says something
-EPS = 1e-6  # how far from 0 and 1 the probability of a label is taken to be, at least
 NEVER = 2.0  # a threshold that no probability reaches, and that JSON can hold
 
 
@@ -120,7 +119,8 @@ def calibrated(probabilities: Tensor, temperature: float, has_several: bool) -> 
 
 def logits_of(probabilities: Tensor, has_several: bool) -> Tensor:
     """The logits of probabilities, but for what all classes have in common."""
-    return probabilities.logit(eps=EPS) if has_several else probabilities.clamp(min=1e-38).log()
+    own = probabilities.clamp(min=1e-38).log()  # about the least of float32; 2**-24: below 1
+    return own - (1 - probabilities).clamp(min=2**-25).log() if has_several else own
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -170,8 +170,7 @@ def choose_threshold(
     scores, order = scores.sort(descending=True)
     num_right = is_right[order].double().cumsum(0)
     num_above = torch.arange(1, len(scores) + 1, dtype=torch.float64)
-    # Equal scores are above a threshold together.
-    is_last = torch.cat((scores[1:] < scores[:-1], torch.tensor([True])))
+    is_last = ends_of_equals(scores)
     precision = num_right / num_above
     if min_precision:
         enough = is_last & (precision >= min_precision)
@@ -187,3 +186,8 @@ def choose_threshold(
     below = scores[place + 1] if place + 1 < len(scores) else 0.0
     middle = (scores[place] + below) / 2  # of two neighbors among numbers it is one of them
     return float(middle if middle > below else scores[place])
+
+
+def ends_of_equals(scores: Tensor) -> Tensor:
+    """Which of falling scores (count,) are the last of equals, which a threshold takes together."""
+    return torch.cat((scores[1:] < scores[:-1], torch.tensor([True])))

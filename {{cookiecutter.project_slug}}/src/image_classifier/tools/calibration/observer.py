@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...tracking import Observer, Result, Setup
-from .decision import calibrated, tell_decision
+from .decision import calibrated, ends_of_equals, tell_decision
 
 
 def open_observer(_: Setup) -> Observer:
@@ -43,8 +43,8 @@ def risk_by_coverage(scores: Tensor, is_right: Tensor) -> list[tuple[float, floa
 
     https://arxiv.org/abs/1705.08500
     """
-    num_wrong = (~is_right[scores.argsort(descending=True)]).double().cumsum(0)
+    scores, order = scores.sort(descending=True)
+    num_wrong = (~is_right[order]).double().cumsum(0)
     num_above = torch.arange(1, len(scores) + 1, dtype=torch.float64)
-    coverage = 100 * num_above / len(scores)
-    error = 100 * num_wrong / num_above
-    return [*zip(coverage.tolist(), error.tolist(), strict=True)]
+    points = torch.stack([100 * num_above / len(scores), 100 * num_wrong / num_above], dim=1)
+    return [*map(tuple, points[ends_of_equals(scores)].tolist())]

@@ -14,6 +14,7 @@ from ...runtime.console import say
 from ...runtime.files import write_json
 from ..runs.many_runs import as_json, check_run, mean_text, print_table, train_all
 from ..runs.recipe import Recipe
+from ..runs.saved_runs import grain_of
 from ..statistics.statistics import mean_of
 
 MOST_CLASSES = 1000  # of a confusion matrix that is written
@@ -42,15 +43,16 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     counted, right = counted_and_correct(predicted, target)
     share = int(right.sum()) / int(counted.sum())
     num_images = len(target)
-    loss = sum(run.loss * len(fold) for run, fold in zip(runs, folds, strict=True)) / num_images
     pooled = "top1" if target.ndim == 1 else "exact"
-    scores = {f"val/{pooled}": share, "val/loss": loss}
+    answers = [run.predictions.num_answers for run in runs]
+    losses = (run.loss * own for run, own in zip(runs, answers, strict=True))
+    scores = {f"val/{pooled}": share, "val/loss": sum(losses) / sum(answers)}
     if bad := num_images - int(counted.sum()):
         scores["val/bad_images"] = bad
     metric = runs[0].metric
     found = mean_of(
         [run.score for run in runs],
-        grain=count / num_images,
+        grain_of(runs),
         # Folds share training images, so their deviation is too small for an interval
         # (https://www.jmlr.org/papers/v5/grandvalet04a.html). The ratio of validation to training
         # images corrects it: https://doi.org/10.1023/A:1024068626366

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -160,11 +159,11 @@ def write_csv(rows: Iterable[Row], file: BinaryIO, top_k: int) -> None:
     """
     text = io.TextIOWrapper(file, "utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
-    rows = iter(rows)
-    first = next(rows)
-    writer.writerow(flat(first, top_k))
-    for row in chain((first,), rows):
-        path, *others = flat(row, top_k).values()
+    for number, row in enumerate(rows):
+        cells = flat(row, top_k)
+        if number == 0:
+            writer.writerow(cells)
+        path, *others = cells.values()
         writer.writerow([safe(path, "./"), *(safe(cell, "'") for cell in others)])
     text.detach()
 

@@ -172,6 +172,5 @@ def write_rows(
             f"cannot write {out}: {error.strerror}; {output.num_done:,} rows are kept; "
             "run the same command, without --fresh, to resume"
         ) from error
-    weights = f"the weights {trained.origin} from {str(trained.path)!a}"
-    say(f"{out}: {count:,} rows, with {weights}")
+    say(f"{out}: {count:,} rows, with the weights {trained.origin} from {str(trained.path)!a}")
     return output.num_bad

@@ -58,10 +58,8 @@ def class_table(predictions: Predictions, has_all: bool) -> str:
     columns = [classes, recall, precision, f1, average, map(int, images)]
     heads = ["class", "recall", "precision", "F1", "average precision", "images"]
     if not predictions.source.is_multi_label:
-        most = {}
-        mistakes = mistakes_of(predictions.predicted, predictions.source.labels, len(classes))
-        for target, predicted, count in mistakes.tolist():
-            most.setdefault(target, (classes[predicted], count))
+        pairs = mistakes_of(predictions.predicted, predictions.source.labels, len(classes))
+        most = {target: (classes[taken], count) for target, taken, count in pairs.flip(0).tolist()}
         columns += zip(*(most.get(number, ("", 0)) for number in range(len(classes))), strict=True)
         heads += ["most often predicted as", "times"]
     rows = sorted(zip(*columns, strict=True), key=lambda row: (row[5] == 0, row[1], row[0]))

@@ -111,7 +111,7 @@ def compare_groups(names: Names, first: Group, second: Group) -> list[str]:
 
 def compare_recipes(names: Names, pairs: list[tuple[Run, Run]]) -> list[str]:
     """Compare two recipes, by two seeds or more, paired seed by seed."""
-    grain = grain_of(run for pair in pairs for run in pair)
+    grain = grain_of([run for pair in pairs for run in pair])
     metric = pairs[0][0].metric
     sign = better(metric)
     sentences = []

@@ -1,6 +1,6 @@
 """What a run folder says of its run."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ...config import Config
-from ...data import are_replaced, open_dataset
+from ...data import LEFT_OUT, are_replaced, open_dataset
 from ...errors import UserError
 from ...extensions import of_tools
 from ...metrics import better, find_metric, metric_number, metric_title
@@ -43,6 +43,11 @@ class SavedPredictions:
     def are_of(self, images: str, files: dict[str, str]) -> bool:
         """Whether they are of the images with this fingerprint and these digests of files."""
         return are_same((self.images, self.files), (images, files))
+
+    @property
+    def num_answers(self) -> int:
+        """How many labels are known, of images that could be read."""
+        return int(((self.predicted != LEFT_OUT) & (self.target != LEFT_OUT)).sum())
 
 
 @dataclass(frozen=True)
@@ -138,8 +143,11 @@ def read_run(folder: Path) -> Run:
         raise UserError(f"{str(folder)!a} can't be read as a run: {error}") from error
 
 
-def grain_of(runs: Iterable[Run]) -> float:
-    """The share of one image in the scores of runs; 0 where no run has predictions."""
+def grain_of(runs: Sequence[Run]) -> float:
+    """The share of one image in the scores of runs; 0 where they count none, or none has any."""
+    metric = find_metric(runs[0].metric)
+    if not metric.is_percent or metric.needs_all:
+        return 0.0
     return next((1 / len(run.predictions.predicted) for run in runs if run.predictions), 0.0)
 
 

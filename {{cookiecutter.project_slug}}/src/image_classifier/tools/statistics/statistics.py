@@ -27,7 +27,7 @@ def mean_of(
 ) -> Mean:
     """The mean of what two runs or more reach: shares of 1, such as accuracies, or other numbers.
 
-    They come in steps of `grain`, so they are taken to vary by that much at the least: a few that
+    Some come in steps of `grain`, so they are taken to vary by that much at the least: a few that
     happen to be equal prove nothing. `overlap` widens the interval where they depend on each other.
     """
     from scipy.stats import t

@@ -85,13 +85,20 @@ def test_the_metric_that_decides_is_compared_and_less_loss_is_better(tmp_path, c
             )
             for seed, loss in enumerate(losses)
         ]
-        for lr, losses in ((0.5, (0.41, 0.4, 0.42)), (0.3, (0.311, 0.3, 0.319)))
+        for lr, losses in (
+            (0.5, (0.41, 0.4, 0.42)),
+            (0.3, (0.311, 0.3, 0.319)),
+            (0.1, (0.4098, 0.3998, 0.4197)),
+        )
     ]
     lines = said(capsys, *by_loss[0], *by_loss[1])
     assert lines[0].split() == ["run", "seed", "loss", "last", "loss", "training", "images/s"]
     assert any(
         "loss of best.pt: B is better by 0.1000 (95% interval: 0.09" in line for line in lines
     )
+    # A loss has no steps, as the share of 1,000 images has.
+    close = said(capsys, *by_loss[0], *by_loss[2])
+    assert "loss of best.pt: B is better by 0.0002 (95% interval: 0.0001 .. 0.0004" in close[9]
     other = write_run(tmp_path / "other", 850, lr=0.1, seed=0)
     assert "are the best by loss and by top1: compare runs with the same --run.best-by" in refusal(
         "compare", by_loss[0][0], other
