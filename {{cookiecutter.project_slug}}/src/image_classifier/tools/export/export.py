@@ -46,8 +46,9 @@ def export(options: ExportOptions) -> None:
         exact = Precision("fp32", compute, trained.config.optim, world.device)
     trained = replace(trained, precision=exact)
     torch.set_float32_matmul_precision("highest")  # some processors round on the way otherwise
-    data = replace(trained.config.data, root=options.root or trained.config.data.root)
-    source = open_dataset(data, options.split)
+    data = trained.config.data
+    data = replace(data, root=options.root or data.root, image_size=data.eval_size)
+    source = open_dataset(data, options.split).numbered(trained.classes, options.split)
     source = trained.check_images(source, options.split)
     run = Path(options.run)
     folder = Path(options.out or (run if run.is_dir() else run.parent) / "export")
@@ -224,8 +225,7 @@ def blame(
 ) -> str:
     """Which half of a file makes the prediction of an image differ; nothing if rounding does."""
     square = reference.squares[index]
-    expected = reference.probabilities[index]
-    by_network = (shares(square)[0] - expected).abs().max()
+    by_network = (shares(square)[0] - reference.probabilities[index]).abs().max()
     if not by_network <= tolerance:
         return f"the network, by {by_network.item():.1e} on the same pixels"
     data = module.data

@@ -14,7 +14,7 @@ from conftest import untrained_run
 from image_classifier.checkpoints import load_model
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
-from image_classifier.data import LEFT_OUT
+from image_classifier.data import LEFT_OUT, open_dataset
 from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
 
@@ -271,13 +271,25 @@ def test_a_mistake_is_answered_in_one_line(run, refusal, monkeypatch):
     assert not Path(run, "export").exists()
 
 
-def test_what_is_measured_are_the_images_of_training_while_they_are_there(run, tmp_path):
+def test_what_is_measured_are_the_images_of_training_while_they_are_there(
+    run, tmp_path, monkeypatch
+):
     trained = load_model(run, ComputeConfig(), World(torch.device("cpu")))
     options = exports.EdgeOptions(run=run, root=str(tmp_path), calibration_images=3)
     images = [*variants.training_images(trained, options)]
     assert [(len(image), image.dtype) for image in images] == [(1, torch.uint8)] * 3
     (raw, *_) = variants.training_images(trained, replace(options, raw=True))
     torch.testing.assert_close(raw, trained.normalize(images[0].permute(0, 3, 1, 2)))
+    data = replace(trained.config.data, test_size=48)
+    larger = replace(trained, config=replace(trained.config, data=data))
+    asked = []
+    monkeypatch.setattr(
+        variants,
+        "open_dataset",
+        lambda data, split: asked.append(data) or open_dataset(data, split),
+    )
+    assert next(variants.training_images(larger, options)).shape[1] == 48
+    assert asked[0].image_size == 48
     data = replace(trained.config.data, root="gone")
     moved = replace(trained, config=replace(trained.config, data=data))
     with pytest.raises(UserError, match=str(tmp_path)):

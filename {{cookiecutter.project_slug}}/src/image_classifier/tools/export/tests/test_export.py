@@ -72,6 +72,20 @@ def test_padded_images_are_answered_as_by_the_model(config, photos):
         assert json.loads(file.metadata()["about"])["fit"] == "pad"
 
 
+def test_the_images_are_those_that_an_evaluation_reads(config, photos, tmp_path, monkeypatch):
+    run = untrained_run(changed(config, data__test_size=48), photos)
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "Ant").symlink_to(photos / "val" / "ant")  # one of two classes
+    asked = []
+    monkeypatch.setattr(
+        exporting,
+        "open_dataset",
+        lambda data, split: asked.append(data) or open_dataset(data, split),
+    )
+    assert main(["export", run, "--format", "safetensors", "--root", str(tmp_path)]) == 0
+    assert asked[0].image_size == 48  # by which prepared images are too small or not
+
+
 def test_an_answer_is_the_class_and_whether_the_prediction_counts(config, photos):
     pytest.importorskip("image_classifier.tools.calibration")
     run = untrained_run(config, photos, thresholds=(0.8,))
