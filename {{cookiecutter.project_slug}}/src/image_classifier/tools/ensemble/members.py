@@ -19,6 +19,7 @@ SAME = ("model.", "data.image_size", "data.test_size", "data.channels", "data.bi
 SAME += ("augment.tta",)
 OF_TRAINING = ("model.dropout", "model.drop_path")  # knobs of a network that is trained
 MOST = 100  # the range of `model.members`
+MOST_APART = 0.02  # of the means of a color, where images are padded with it; folds differ by less
 
 
 def load_members(words: Sequence[str]) -> list[Best]:
@@ -87,6 +88,15 @@ def check_member(member: Best, others: list[Best]) -> None:
         raise UserError(
             f"{name} has --{flag(knob)} {own}, {than} has {usual}: an ensemble is of one kind of "
             "network, on images of one kind"
+        )
+    pairs = zip(member.mean, first.mean, strict=True)
+    if first.config.data.fit == "pad" and any(
+        abs(own - usual) > MOST_APART for own, usual in pairs
+    ):
+        own, usual = (", ".join(f"{mean:.3g}" for mean in of.mean) for of in (member, first))
+        raise UserError(
+            f"{name} pads images with its mean color, {own}, and {than} with {usual}: with "
+            "--data.fit pad, an ensemble is of runs that normalize alike, as from the same weights"
         )
     if shapes_of(member.weights) != shapes_of(first.weights):
         raise UserError(f"{name} holds weights of another network than {than}")

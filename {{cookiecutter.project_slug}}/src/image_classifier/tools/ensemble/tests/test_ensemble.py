@@ -196,6 +196,10 @@ def test_runs_that_do_not_fit_together_are_refused_in_a_line(make, tmp_path, ref
     assert "--data.test-size 40, " in other("l", data__test_size=40)
     assert "--data.fit pad, " in other("f", data__fit="pad")
     assert "--augment.tta flip, " in other("g", augment__tta="flip")
+    dark = lambda saved: saved.update(mean=[0.1, 0.1, 0.1])  # noqa: E731
+    padded = make("m", 1, data__fit="pad")
+    line = said(padded, make("n", 2, data__fit="pad", change=dark))
+    assert "pads images with its mean color, 0.1, 0.1, 0.1, and" in line
     fewer = lambda saved: saved["state"]["model"].popitem()  # noqa: E731
     assert "holds weights of another network than" in other("h", change=fewer)
     both = [make(name, n, change=fewer) for n, name in enumerate("jk")]
