@@ -137,6 +137,7 @@ def test_an_update_brings_what_is_new_and_keeps_what_is_yours(project, newer):
     assert os.access(project / "run.sh", os.X_OK)
     deleted = project / "sky.yaml", project / "src/photos/tools/lora"
     assert not any(path.exists() for path in deleted)
+    assert git(project, "for-each-ref", "refs/pretuned/made")  # of all work trees, and no less
     # Once more, nothing changes: what is the owner's stays so, and what was deleted.
     commit(project)
     assert update.update(project, newer, "") == ("", True)
@@ -231,6 +232,43 @@ def test_what_a_killed_update_has_written_may_be_committed_and_the_next_brings_t
     assert (project / "LICENSE").read_bytes().endswith(b"theirs\n")
 
 
+@pytest.mark.parametrize("ending", ["eol=crlf", "autocrlf"])
+def test_files_that_end_lines_as_windows_does_are_updated_also_after_a_kill(
+    project, newer, monkeypatch, ending
+):
+    (project / ".gitattributes").write_text("* text=auto eol=crlf\n")
+    if ending == "autocrlf":
+        (project / ".gitattributes").unlink()
+        git(project, "config", "core.autocrlf", "true")
+    commit(project)
+    git(project, "rm", "-r", "--cached", "--quiet", ".")
+    git(project, "reset", "--hard")
+    assert b"\r\n" in (project / "LICENSE").read_bytes()
+    own = update.Repository.git
+
+    def until_written(repository, *words, **more):
+        said = own(repository, *words, **more)
+        return killed() if "-u" in words else said
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        patch.setattr(update.Repository, "git", until_written)
+        update.update(project, newer, "")
+    (project / "LICENSE").unlink()  # as git deletes a file before it writes another
+    update.update(project, newer, "")
+    assert (project / "LICENSE").read_bytes().endswith(b"theirs\r\n")
+    changed = git(project, "status", "--porcelain", "LICENSE", "run.sh", "Makefile").splitlines()
+    assert changed == [" M LICENSE", "?? run.sh"]
+
+
+def test_what_was_undone_after_a_kill_stays_undone(project, newer, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        patch.setattr(update.Repository, "write", lambda *_, **__: killed())
+        update.update(project, newer, "")
+    with pytest.raises(RefusedError, match="run pretuned update first"):  # it is no `update`
+        update.change_tools(project, newer, update.Tools(remove=["export"]))
+    assert git(project, "status", "--porcelain") == ""
+
+
 def killed():
     """A kill."""
     raise KeyboardInterrupt
@@ -310,7 +348,8 @@ def test_what_cannot_be_updated_is_refused_in_a_line(project, tmp_path, capsys):
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    assert "is not committed in a git repository" in said(tmp_path)
+    assert "no project of this template" in said(tmp_path)
+    assert "is not committed in a git repository" in said(made(tmp_path / "loose"))
     write(project / "new.txt", b"")
     assert "has changes that are not committed, such as 'new.txt'" in said(project)
     commit(project)
@@ -402,13 +441,91 @@ def test_git_is_asked_of_the_project_whatever_repository_a_hook_is_of(tmp_path, 
     assert Path(top) == tmp_path / "one"
 
 
-def test_a_link_that_leads_nowhere_is_in_the_way_too(tmp_path):
-    repository = repository_in(tmp_path)
+def with_files(repository, *paths):
+    """The tree of a repository with more files."""
     blob = repository.git("hash-object", "-w", "--stdin", content="new")
-    tree = repository.tree(repository.files("HEAD") | {"run.sh": update.File("100644", blob)})
+    new = dict.fromkeys(paths, update.File("100644", blob))
+    return repository.tree(repository.files("HEAD") | new)
+
+
+def test_a_link_that_leads_nowhere_and_a_file_in_place_of_a_folder_are_in_the_way_too(tmp_path):
+    repository = repository_in(tmp_path)
     (tmp_path / "run.sh").symlink_to("nowhere")
     with pytest.raises(RefusedError, match=r"run\.sh' is in the way of a new file"):
-        repository.look_for_obstacles(tree)
+        repository.look_for_obstacles(with_files(repository, "run.sh"))
+    write(tmp_path / "a/tool", b"precious")  # which git would delete if it ignores it
+    with pytest.raises(RefusedError, match=r"a/tool' is in the way of a new file"):
+        repository.look_for_obstacles(with_files(repository, "a/tool/x/code.py"))
+    repository.look_for_obstacles(with_files(repository, "a/code.py"))
+
+
+def test_files_that_git_would_not_commit_do_not_come(tmp_path):
+    write(tmp_path / ".gitignore", b"runs/\n")
+    repository = repository_in(tmp_path)
+    with pytest.raises(RefusedError, match=r"git ignores 'a/runs/x\.py'.* add '!/a/runs/x\.py'"):
+        repository.look_for_obstacles(with_files(repository, "a/runs/x.py"))
+
+
+def test_names_with_any_character_and_moves_beyond_the_users_limit_are_found(tmp_path):
+    repository = repository_in(tmp_path)
+    git(tmp_path, "config", "diff.renameLimit", "1")
+    files = {f"{name}\u2028.txt": f"{name}\n" * 30 for name in "ab"}
+    trees = []
+    for folder, more in (("old", ""), ("new", "mine\n")):
+        for name, text in files.items():
+            write(tmp_path / folder / name, (text + more).encode())
+        commit(tmp_path)
+        trees.append(git(tmp_path, "rev-parse", f"HEAD:{folder}").strip())
+        shutil.rmtree(tmp_path / folder)
+    moved = {f"c{name}": repository.files(trees[1])[name] for name in files}
+    rows = repository.changes(trees[0], repository.tree(moved))
+    assert [(row[0][0], *row[1:]) for row in rows] == [("R", name, f"c{name}") for name in files]
+
+
+@pytest.mark.parametrize("how", ["--skip-worktree", "--assume-unchanged"])
+def test_files_that_git_does_not_look_at_are_named(tmp_path, how):
+    repository = repository_in(tmp_path)
+    repository.check_committed()
+    git(tmp_path, "update-index", how, "pyproject.toml")
+    with pytest.raises(RefusedError, match=r"git does not look at 'pyproject\.toml', by a sparse"):
+        repository.check_committed()
+
+
+def test_a_manifest_that_git_ignores_is_to_be_committed(tmp_path):
+    repository = repository_in(tmp_path)
+    write(tmp_path / update.MANIFEST, b"{}")
+    with pytest.raises(RefusedError, match=r"is not committed: git add --force \.pretuned\.json"):
+        repository.check_committed()
+
+
+def test_what_git_itself_refuses_is_said_and_settings_in_the_environment_count(
+    tmp_path, monkeypatch
+):
+    repository_in(tmp_path)
+    for number, (key, value) in enumerate({"a.b": "c", "merge.renames": "false"}.items()):
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", key)
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "2")
+    repository = update.Repository(tmp_path)
+    assert repository.git("config", "a.b") == "c"
+    assert repository.git("config", "merge.renames") == "true"  # ours come last
+    edit(tmp_path / ".git/config", b"[[\n")
+    with pytest.raises(RefusedError, match="bad config"):
+        update.Repository(tmp_path)
+
+
+def test_the_first_update_leaves_a_manifest_that_names_the_same(render):
+    folder = render(project_slug="photos", tools="none")
+    git(folder, "init")
+    commit(folder)
+    assert update.update(folder, cli._render_again, "") == ("", True)
+    assert git(folder, "status", "--porcelain") == ""
+    text = (folder / "pyproject.toml").read_text()
+    assert "slurm = true" in text
+    (folder / "pyproject.toml").write_text(text.replace("slurm = true", "slurm = false"))
+    commit(folder)
+    said = update.update(folder, cli._render_again, "")
+    assert said == ("D  slurm.sh", True)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ def _maintain(verb: str, *words: str) -> int:
     That is 1 if there is something to settle, or the project's own checks fail.
     """
     options = _parser_of(verb).parse_intermixed_args(words)
+    sys.stdout.reconfigure(errors="backslashreplace")  # for paths that the encoding lacks
     try:
         said, is_clean = _VERBS[verb].do(options)
     except (RefusedError, CookiecutterException, OSError) as error:
@@ -76,7 +77,8 @@ def _maintain(verb: str, *words: str) -> int:
     if verb != "update":
         return 0
     if said:
-        print("git diff shows the changes; git stash --include-untracked undoes them")
+        place = shlex.quote(str(options.project))
+        print(f"git diff shows the changes; git stash --include-untracked -- {place} undoes them")
     return 0 if options.no_check else _run_checks(options.project)
 
 

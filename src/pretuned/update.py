@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from pretuned_answers import RefusedError, tools
@@ -33,7 +33,6 @@ from pretuned_answers import RefusedError, tools
 MANIFEST = ".pretuned.json"
 NEEDED_GIT = 2, 38  # of which `merge-tree` merges trees
 SETTINGS = {  # of git, whatever the user's are
-    "core.autocrlf": "false",
     "core.quotePath": "false",
     "core.safecrlf": "false",
     "commit.gpgSign": "false",
@@ -122,17 +121,18 @@ class Repository:
         if not found or (int(found[1]), int(found[2])) < NEEDED_GIT:
             raise RefusedError(f"git {'.'.join(map(str, NEEDED_GIT))} or newer is needed")
         try:
+            self.prefix = self.git("rev-parse", "--show-prefix")
             self.git("rev-parse", "--verify", "HEAD:./pyproject.toml")
         except RefusedError as error:
+            if not re.search(r"not a git repository|Needed a single revision", str(error)):
+                raise
             raise RefusedError(
                 f"{str(project)!a} is not committed in a git repository, which merges and can undo "
                 "changes: git init && git add --all && git commit --message made"
             ) from error
-        self.prefix = self.git("rev-parse", "--show-prefix")
         self.key = KEYS[self.git("rev-parse", "--show-object-format")]
         private = self.git("rev-parse", "--git-path", "pretuned-index")
         place = sha256(self.prefix.encode()).hexdigest()[:12]
-        self.made = f"refs/worktree/pretuned/{place}/made"  # what the template made last
         self.pending = f"refs/worktree/pretuned/{place}/update"  # an update that is being written
         self.private = Path(project, private).absolute()
 
@@ -142,11 +142,18 @@ class Repository:
         Raises:
             RefusedError: if it fails, with what it says.
         """
-        own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        own |= {"LC_ALL": "C", "GIT_CONFIG_COUNT": str(len(SETTINGS))}
-        for number, (key, value) in enumerate(SETTINGS.items()):
+        # Not the repository that a hook is of, but the settings that its user gave.
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("GIT_") or name.startswith("GIT_CONFIG_")
+        }
+        count = own.get("GIT_CONFIG_COUNT", "")
+        first = int(count) if count.isdecimal() else 0
+        own |= {"LC_ALL": "C", "GIT_CONFIG_COUNT": str(first + len(SETTINGS))}
+        for number, (key, value) in enumerate(SETTINGS.items(), first):
             own |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-        if self.private and words[0] != "status":
+        if self.private and words[0] not in ("status", "ls-files"):
             own["GIT_INDEX_FILE"] = str(self.private)
         done = subprocess.run(
             ["git", *words],
@@ -211,6 +218,24 @@ class Repository:
         own = {f"{self.prefix}{path}": file for path, file in project.items()}
         return kept | own
 
+    def check_committed(self) -> None:
+        """Check that git can undo an update: it looks at all files of the project, and has them.
+
+        Raises:
+            RefusedError: naming the first one of which that is not so.
+        """
+        for row in self.git("ls-files", "-v", "-z").split("\0"):
+            if row[:1] == "S" or row[:1].islower():
+                raise RefusedError(
+                    f"git does not look at {row[2:]!a}, by a sparse checkout or git update-index: "
+                    "git sparse-checkout disable, or git update-index --no-skip-worktree "
+                    "--no-assume-unchanged, and then the same command"
+                )
+        if (self.project / MANIFEST).exists() and MANIFEST not in self.files("HEAD:./"):
+            raise RefusedError(
+                f"{str(self.project / MANIFEST)!a} is not committed: git add --force {MANIFEST}"
+            )
+
     def pending_update(self) -> str | None:
         """The commit of an update that was killed while it wrote; None if there is none."""
         pending = self.git("for-each-ref", "--format=%(objectname)", self.pending)
@@ -222,7 +247,8 @@ class Repository:
         """The files of the repository where an update to `commit` was killed while it wrote.
 
         Raises:
-            RefusedError: if one that it writes is neither as it was nor as it will be.
+            RefusedError: if one that it writes is neither as it was nor as it will be, nor gone,
+                as git deletes a file before it writes another.
         """
         root = Path(self.git("rev-parse", "--show-toplevel"))
         before = self.files("HEAD")
@@ -232,33 +258,46 @@ class Repository:
             sides = before.get(path), after.get(path)
             if sides[0] == sides[1]:
                 continue
+            found.pop(path, None)
             file = root / path
-            blob = "not a file" if os.path.lexists(file) else ""
-            mode = ""
+            if not os.path.lexists(file):
+                continue
+            blob = mode = ""
             if file.is_file() and not file.is_symlink():
-                blob = self.git("hash-object", "--no-filters", str(file))
+                blob = self.git("hash-object", "--", path.removeprefix(self.prefix))
                 mode = "100755" if os.access(file, os.X_OK) else "100644"
-            same = [side for side in sides if (side.blob if side else "") == blob]
+            same = [side for side in sides if side and side.blob == blob]
             if not same:
                 raise RefusedError(
                     f"{path!a} was changed since an update of it was killed: commit all that "
                     "you want to keep; then run the same command"
                 )
-            found.pop(path, None)
             # If the mode alone differs, the side of that mode; some file systems have none.
-            if side := next((side for side in same if side and side.mode == mode), same[0]):
-                found[path] = side
+            found[path] = next((side for side in same if side.mode == mode), same[0])
         return found
 
     def look_for_obstacles(self, tree: str) -> None:
-        """Refuse to write new files where there are others that git does not have.
+        """Refuse new files where there are others that git does not have, or which it ignores.
 
-        Git itself would overwrite those that it ignores.
+        Git itself would overwrite those that it ignores, and their owner would not commit them.
         """
         root = Path(self.git("rev-parse", "--show-toplevel"))
-        for path in self.files(tree).keys() - self.files("HEAD").keys():
-            if os.path.lexists(root / path):
-                raise RefusedError(f"{str(root / path)!a} is in the way of a new file: move it")
+        before = self.files("HEAD").keys()
+        new = self.files(tree).keys() - before
+        for path in new:
+            folders = map(str, PurePosixPath(path).parents)
+            for place in (path, *(folder for folder in folders if folder != ".")):
+                file = root / place
+                is_folder = place != path and file.is_dir() and not file.is_symlink()
+                if place not in before and os.path.lexists(file) and not is_folder:
+                    raise RefusedError(f"{str(file)!a} is in the way of a new file: move it")
+        names = "".join(f"{path.removeprefix(self.prefix)}\0" for path in sorted(new))
+        words = "check-ignore", "--no-index", "-z", "--stdin"
+        if ignored := self.git(*words, content=names, can_conflict=True).split("\0")[0]:
+            raise RefusedError(
+                f"git ignores {ignored!a}, which is to come: add {'!/' + ignored!a} to the "
+                f"{str(self.project / '.gitignore')!a} of the project, and commit that"
+            )
 
     def write(self, start: str, commit: str) -> None:
         """Write what differs between the trees `start`, which is there, and that of `commit`.
@@ -285,8 +324,13 @@ class Repository:
 
     def changes(self, old: str, new: str, *words: str) -> list[list[str]]:
         """What differs between two trees: rows of a letter, as `git status` has them, and paths."""
-        rows = self.git("diff-tree", "-r", "-M", "--name-status", *words, old, new).splitlines()
-        return [row.split("\t") for row in rows]
+        how = "-r", "-z", "-M", "-l10000", "--name-status"
+        rows = []
+        for word in self.git("diff-tree", *how, *words, old, new).split("\0"):
+            if not rows or len(rows[-1]) == (3 if rows[-1][0][0] in "RC" else 2):
+                rows.append([])
+            rows[-1].append(word)
+        return rows[:-1]
 
 
 def about(project: Path) -> tuple[str, Answers]:
@@ -391,7 +435,7 @@ def base_of(repository: Repository, base: str, new: Files, version: str, answers
                 "of these answers"
             )
         return files
-    modes = {path: file.mode for path, file in new.items()}
+    modes = {path: file.mode for path, file in (repository.files("HEAD:./") | new).items()}
     files = {path: File(modes.get(path, "100644"), blob) for path, blob in made.items()}
     try:
         repository.tree(files)
@@ -486,6 +530,7 @@ def compare(project: Path, render: Render, base: str) -> str:
     Raises:
         RefusedError: if it is no project of this template in git, or its base can't be had.
     """
+    about(project)  # or it is no project
     repository = Repository(project)
     sides = sides_of(repository, render, base, Tools())
     yours = {row[1]: row for row in repository.changes(sides.made, sides.mine)}
@@ -510,7 +555,10 @@ def plan(repository: Repository, render: Render, base: str, change: Tools) -> Up
     merged, *conflicts = found.splitlines()
     for name in names:
         repository.git("update-ref", "-d", f"refs/{name}")
-    project = repository.files(merged) | {MANIFEST: repository.manifest(sides.all_new)}
+    own = repository.files("HEAD:./").get(MANIFEST)
+    if manifest(repository) != {path: file.blob for path, file in sides.all_new.items()}:
+        own = repository.manifest(sides.all_new)
+    project = repository.files(merged) | {MANIFEST: own}
     rows = repository.changes("HEAD:./", repository.tree(project))
     lines = [f"{letter[0]}  {' -> '.join(paths)}" for letter, *paths in rows if paths != [MANIFEST]]
     lines += [line for line in messages.splitlines() if line.startswith("CONFLICT")]
@@ -531,6 +579,7 @@ def update(project: Path, render: Render, base: str) -> tuple[str, bool]:
         RefusedError: if it is no project of this template, its git tree is not clean, the base of
             the merge can't be had, or a file was changed since an update was killed.
     """
+    about(project)  # or it is no project
     repository = Repository(project)
     return carry_out(repository, "update", lambda found: plan(found, render, base, Tools()))
 
@@ -556,11 +605,12 @@ def carry_out(
         RefusedError: if what was killed, and is finished now, was another request; or if one of
             its files was changed since.
     """
+    repository.check_committed()
     pending = repository.pending_update()
-    if pending is not None:
+    left = repository.git("status", "--porcelain", "--untracked-files=all", "--", ".")
+    if pending is not None and left:
         start = repository.tree(repository.half_written(pending))
     else:
-        left = repository.git("status", "--porcelain", "--untracked-files=all", "--", ".")
         if left:
             raise RefusedError(
                 f"{str(repository.project)!a} has changes that are not committed, such as "
@@ -580,7 +630,7 @@ def carry_out(
         raise RefusedError(f"{error}; the same command goes on") from error
     about_it = repository.git("log", "-1", "--format=%B", pending).splitlines()
     verdict, new, done, *lines = about_it
-    repository.git("update-ref", repository.made, new)
+    repository.git("update-ref", f"refs/pretuned/made/{new}", new)  # git keeps what it is made of
     repository.git("update-ref", "-d", repository.pending)
     if done != request:
         settle = "" if verdict == "clean" else "settle its conflicts (git diff --check), "
