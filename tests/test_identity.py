@@ -1,5 +1,6 @@
 """The template is the project: nothing stands between the folder here and the folder you get."""
 
+import re
 import shutil
 
 from conftest import (
@@ -28,6 +29,12 @@ def test_no_module_names_its_package_which_may_be_renamed():
     assert modules
     for path in modules:
         assert "image_classifier" not in path.read_text(encoding="utf-8"), path
+
+
+def test_no_test_has_the_package_as_a_variable_which_a_fixture_may_be_called():
+    for path in PROJECT.rglob("test_*.py"):  # such as `photos`
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"^ *import image_classifier$", text, re.MULTILINE), path
 
 
 def test_an_installed_wheel_renders_the_same_bytes(tmp_path):

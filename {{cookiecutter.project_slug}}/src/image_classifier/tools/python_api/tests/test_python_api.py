@@ -19,7 +19,7 @@ import torch
 from conftest import changed, losses, on_deep, tiny, untrained_run, wait_for
 from PIL import Image
 
-import image_classifier
+from image_classifier import load as of_package
 from image_classifier import train as train_module
 from image_classifier.cli import main
 from image_classifier.data import BadImageError
@@ -69,7 +69,7 @@ def test_the_package_offers_what_the_tool_has_and_imports_no_torch_for_it():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert "torch" not in said.split()
-    assert image_classifier.load is load
+    assert of_package is load
     with pytest.raises(ImportError, match="loud"):
         from image_classifier import loud  # noqa: F401
 

@@ -17,7 +17,6 @@ import pytest
 from conftest import tiny, untrained_run, wait_for
 from PIL import Image
 
-import image_classifier
 from image_classifier.errors import UserError
 
 pytest.importorskip("fastapi")
@@ -61,8 +60,10 @@ def test_fifty_requests_at_once_are_all_answered_as_by_the_model(run, photos):
 
 def assert_all_are_answered(client, run, photos):
     """Fifty requests at once have the rows of the model."""
+    from image_classifier import load
+
     paths = sorted(photos.rglob("*.jpg"))
-    model = image_classifier.load(run)
+    model = load(run)
     rows = {path: model.predict(path) | {"path": ""} for path in paths}
 
     def ask(path):
