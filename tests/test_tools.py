@@ -66,6 +66,14 @@ def test_each_size_has_what_the_question_says():
     assert all(tools.summary(tools.there(PROJECT)[name]).endswith(".") for name in found[-1])
 
 
+@pytest.mark.parametrize("name", tools.offered(PROJECT))
+def test_a_short_link_from_a_tool_leads_to_one_that_comes_with_it(name):
+    page = (tools.there(PROJECT)[name] / "README.md").read_text(encoding="utf-8")
+    # Longer ones, by way of `tools/`, go with the tool that they lead to.
+    found = {*re.findall(r"\]\(\.\./(\w+)/", page)}
+    assert found <= tools.with_needs(PROJECT, [name])
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_no_text_names_a_tool_that_is_not_there(size, render):
     project = render(tools=size)

@@ -60,7 +60,7 @@ def ensemble(options: EnsembleOptions, compute: ComputeConfig) -> None:
             f"{str(first.path)!a}: judge the model by images that no run has seen"
         )
     here = shlex.quote(options.dir)
-    print(f"  {command('evaluate')} {here} --split test")
+    print(f"  {command('evaluate')} {here} --root PHOTOS")
     print(f"  {command('predict')} {here} PHOTO.jpg")
 
 

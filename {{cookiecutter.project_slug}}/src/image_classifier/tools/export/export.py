@@ -181,13 +181,12 @@ def verify(predict: Predict, module: ExportModule, reference: Reference, toleran
     found = torch.cat([shares(images) for images in reference.inputs])
     difference = (found - expected).abs().amax(1)
     of_batch = (shares(reference.batch) - expected[torch.arange(BATCH) % len(expected)]).abs()
-    answers = reference.to_answers(found)
     wanted = reference.to_answers(expected)
-    is_same = (answers == wanted).flatten(1).all(1)
+    is_same = (reference.to_answers(found) == wanted).flatten(1).all(1)
     largest = torch.maximum(difference.max(), of_batch.max())
     what = "class" if wanted.dtype == torch.int64 else "labels"
     result = (
-        f"probabilities within {largest.item():.1e} of the model's, the same {what} for "
+        f"probabilities within {largest.item():.2e} of the model's, the same {what} for "
         f"{int(is_same.sum()):,} of {len(expected):,} images"
     )
     worst = difference.nan_to_num(torch.inf).argsort(descending=True).tolist()
@@ -235,4 +234,5 @@ def blame(
     by_file = (shares(near.to(square.dtype)) - shares(pixels)).abs().max()
     if by_rounding <= ROUNDED and by_file <= tolerance:
         return ""
-    return f"resizing, of which pixels differ by {by_rounding.item():g}, and not the network"
+    moved = f"pixels differ by {by_rounding.item():g} and probabilities by {by_file.item():.2e}"
+    return f"resizing, of which {moved}, and not the network"

@@ -80,7 +80,7 @@ def write_shards(source: Source, splits: tuple[str, ...], folder: Path) -> None:
     write_text(folder / "classes.txt", "".join(f"{name}\n" for name in source.classes))
     markers[0].unlink()
     done = f"{num_written} of {len(parts)} shards written in {clock(time.monotonic() - began)}"
-    say(f"{folder}: {len(source):,} images for {splits[0]}: {done}; --data.name tar reads them")
+    say(f"{len(source):,} images for {splits[0]}: {done}: --data.name tar --data.root {folder}")
 
 
 def images_per_shard(source: Source) -> int:

@@ -118,7 +118,7 @@ def test_commands_take_it_as_a_run(make, join, photos, tmp_path, capsys):
     both = join(make("run0", 0), make("run1", 1))
     said = capsys.readouterr().out
     assert "2 runs are one model, by the mean of their probabilities" in said
-    assert f"evaluate {both} --split test" in said
+    assert f"evaluate {both} --root PHOTOS" in said
     assert f"predict {both} PHOTO.jpg" in said
     assert "judge the model by" not in said
     if find_tool("command", "evaluate"):

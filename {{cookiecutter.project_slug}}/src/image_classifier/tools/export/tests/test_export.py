@@ -168,7 +168,7 @@ def test_a_file_with_other_predictions_is_not_written(change, raw_code, run, mon
             0.004,
             3,
             0,
-            "resizing, of which pixels differ by 3, and not the network",
+            "resizing, of which pixels differ by 3 and probabilities by ",
         ),  # not by rounding
         (0.004, 1, 0.002, "the network, by 2.0e-03 on the same pixels"),
         (0.004, 1, float("nan"), "the network, by nan"),
@@ -228,7 +228,8 @@ def test_a_file_that_resizes_otherwise_than_its_graph_is_blamed_for_that(monkeyp
     reference = SimpleNamespace(probabilities=torch.tensor([[0.9, 0.1]]), **known)
     module = SimpleNamespace(data=SimpleNamespace(eval_size=8, fit="crop"), color=None)
     fault = exporting.blame(0, shares, module, reference, 1e-3)
-    assert fault == "resizing, of which pixels differ by 0, and not the network"
+    moved = "pixels differ by 0 and probabilities by 2.00e-01"
+    assert fault == f"resizing, of which {moved}, and not the network"
 
 
 def test_a_graph_that_resizes_otherwise_is_refused_and_named(run, monkeypatch, capsys):
