@@ -196,8 +196,14 @@ def test_a_change_that_is_killed_is_finished_by_the_same_command(render, tmp_pat
 
 def test_what_was_killed_is_finished_before_another_change(render, monkeypatch, capsys):
     project = committed(render(tools="few"))
+    own = update.Repository.git
+
+    def until_written(repository, *words, **more):
+        said = own(repository, *words, **more)
+        return next(iter(())) if "-u" in words else said
+
     with monkeypatch.context() as patch:
-        patch.setattr(update.Repository, "write", lambda *_, **__: next(iter(())))
+        patch.setattr(update.Repository, "git", until_written)
         with pytest.raises(StopIteration):
             cli.main(["add", "find-lr", "--project", str(project)])
     assert cli.main(["remove", "report", "--project", str(project)]) == 2
