@@ -153,6 +153,17 @@ def test_an_object_at_the_edge_is_seen_unless_it_is_cut_off():
     assert ((bars - 0.5 * 65535).abs() <= 0.5).all()  # 0 once it is normalized
 
 
+def test_an_image_that_becomes_one_column_or_row_is_scaled_along_it():
+    tall = torch.linspace(0, 65_535, 1000)[:, None, None].repeat(1, 20, 1).to(torch.uint16)
+    squares = []
+    for pixels in (tall, tall.transpose(0, 1)):
+        squares.append(torch.zeros(32, 32, 1, dtype=torch.uint16))
+        fit_square(pixels, squares[-1], "pad", (0.0,))
+    column, row = (square.int().sum((1 - side, 2)) for side, square in enumerate(squares))
+    assert (column.diff() > 1500).all()
+    torch.testing.assert_close(column, row, rtol=0, atol=1)
+
+
 @pytest.mark.parametrize("channels", [1, 5])
 def test_numbers_of_16_bits_are_moved_as_they_are(channels):
     images = torch.from_numpy(NOISE.integers(65536, size=(6, 12, 10, channels), dtype=np.uint16))

@@ -21,6 +21,8 @@ def crop(
     """
     top, left, height, width = box
     rows, columns, channels = out.shape
+    if rows > columns == 1 and pixels.dtype is not torch.uint8:  # torch would repeat the first row
+        return crop(pixels.transpose(0, 1), (left, top, width, height), out.transpose(0, 1))
     part = planes(pixels, top, left, height, width, channels)
     place = planes(out, 0, 0, rows, columns, channels)
     if mirrored:  # before it is scaled, which copies the box anyway
@@ -79,8 +81,7 @@ def padded_span(height: int, width: int, side: int) -> tuple[tuple[int, int], tu
     """
     longer = max(height, width)
     counts = (max(1, (2 * length * side + longer) // (2 * longer)) for length in (height, width))
-    top, left = (((side - count) // 2, count) for count in counts)
-    return top, left
+    return tuple(((side - count) // 2, count) for count in counts)
 
 
 def mean_color(mean: Sequence[float], dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,6 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from ...errors import UserError
 from ...runtime import seeding
@@ -147,9 +146,9 @@ class Source:
                     f"labels, or set --model.task multi-label{''.join(map('; {}'.format, notes))}"
                 )
             return replace(self, labels=self.labels.argmax(1))
-        note = f"{split}: no image has several labels, which a table has as a|b: "
-        note += some(self.classes, 5)
-        labels = one_hot(self.labels, len(self.classes)).to(torch.int8)
+        note = f"{split}: no image has several labels, as a|b in a table: {some(self.classes, 5)}"
+        none = torch.zeros((len(self), len(self.classes)), dtype=torch.int8)
+        labels = none.scatter_(1, self.labels[:, None], 1)
         return replace(self, labels=labels, notes=(*self.notes, note))
 
     def class_counts(self) -> Tensor:

@@ -110,7 +110,7 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
     elif (recipe.channels, recipe.bits) != (source.channels, source.bits):
         reason = f"its images have {recipe.channels} channels of {recipe.bits} bits"
     elif recipe.side < data.image_size:
-        reason = f"its shorter sides, {recipe.side}, are less than --data.image-size"
+        reason = f"its shorter sides, {recipe.side}, are less than {data.image_size}"
     else:
         files = files_of(folder, digests)
         state = state_of(source.paths)

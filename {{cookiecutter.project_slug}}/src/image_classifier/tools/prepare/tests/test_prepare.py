@@ -237,7 +237,7 @@ def test_images_of_a_table_are_prepared_by_split(root, tmp_path):
 
 def test_other_images_are_read_from_their_files_until_they_are_prepared(root, capsys):
     assert prepare(root) == 0
-    assert "48, are less than --data.image-size" in opened(root, image_size=64).notes[-1]
+    assert "48, are less than 64" in opened(root, image_size=64).notes[-1]
     image, other = root / "train/ant/2.jpg", root / "train/ant/9.jpg"
     for change in (
         lambda: os.utime(image, (0, 0)),
