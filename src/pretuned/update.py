@@ -14,6 +14,7 @@ command writes the rest.
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -225,11 +226,14 @@ class Repository:
             RefusedError: naming the first one of which that is not so.
         """
         for row in self.git("ls-files", "-v", "-z").split("\0"):
-            if row[:1] == "S" or row[:1].islower():
+            letter = row[:1]
+            path = row[2:]
+            if letter == "S" or letter.islower():
+                kind = "skip-worktree" if letter in "Ss" else "assume-unchanged"
+                sparse = ", or git sparse-checkout disable" * (kind == "skip-worktree")
                 raise RefusedError(
-                    f"git does not look at {row[2:]!a}, by a sparse checkout or git update-index: "
-                    "git sparse-checkout disable, or git update-index --no-skip-worktree "
-                    "--no-assume-unchanged, and then the same command"
+                    f"git does not look at {path!a}, and would not update it: "
+                    f"git update-index --no-{kind} {shlex.quote(path)}{sparse}"
                 )
         if (self.project / MANIFEST).exists() and MANIFEST not in self.files("HEAD:./"):
             raise RefusedError(

@@ -20,10 +20,7 @@ def test_a_table_with_one_label_in_each_row_is_for_either_task(opened):
     assert source.fitted("multi-label", "train") is source
     again = single.fitted("multi-label", "train")
     assert again.fingerprint() == source.fingerprint()
-    assert (
-        again.notes[-1]
-        == "train: no image has several labels, as a|b in a table: 2: ant, bee"
-    )
+    assert again.notes[-1] == "train: no image has several labels, as a|b in a table: 2: ant, bee"
     columns = ("label=cat", "label=ant", "label=bee")
     for cells, shown in (("010000", "'.*/1' .bee, cat."), (["", *"00000"], "'.*/0' .ant.")):
         with pytest.raises(
