@@ -237,8 +237,10 @@ def search(config: Config, world: World, data: TrainData, at_most: int) -> Found
     configured = config.data.batch_size // config.optim.accumulate
     found = Found(trial.in_order(), trial.total_bytes, limit, configured)
     # The knee of the curve, and what the user has, are seldom powers of two.
+    # So is the last size that fits, which is known to an eighth.
+    reach = found.largest.images * (1 + (limit == "memory") / FINENESS)
     for images in (found.enough.images * 3 // 4, configured):
-        if 0 < images <= found.largest.images:
+        if 0 < images <= reach:
             trial.fits(images)
     found = replace(found, sizes=trial.in_order())
     if config.precision == "fp32" or configured not in trial.sizes:
@@ -315,9 +317,13 @@ def advise(found: Found, config: Config, training: ByCommand, processes: int) ->
     share = config.data.batch_size
     if optim.accumulate > 1 and found.largest.images >= share:
         return f"try: {training(optim__accumulate=1)} (the whole batch fits at once)"
-    ratio = found.enough.images // found.configured
+    enough = found.enough.images
+    most = found.largest.images // found.configured
+    ratio = min(-(-enough // found.configured), most)  # rounded up
     if ratio < 2:
-        return f"a larger batch buys no speed: {training()}"
+        is_fast = enough <= found.configured
+        why = "buys no speed" if is_fast else "would be faster, and twice as many do not fit"
+        return f"a larger batch {why}: {training()}"
     scale, rule = (ratio, "linear") if optim.name == "sgd" else (ratio**0.5, "square-root")
     batch = ratio * share * processes
     lr = float(f"{optim.lr * scale:.2g}")

@@ -53,7 +53,7 @@ def watch(setup: Setup, state: TrainState) -> Iterator[Callable[[], bool]]:
         if is_cuda:  # a warning names each line of Python that waits for the GPU
             is_last_skipped = recorder.step_num == skipped - 1
             torch.cuda.set_sync_debug_mode("warn" if is_last_skipped else "default")
-        return recorder.step_num == needed  # it took seconds to write
+        return recorder.step_num in (skipped, needed)  # it took seconds to begin, and to write
 
     def finish(recorder: profile) -> None:
         recorder.export_chrome_trace(trace)

@@ -74,7 +74,6 @@ def write_page(
     config = read_object(folder / "config.json")
     environment = read_object(folder / "environment.json")
     predictions = result.predictions
-    classes = predictions.source.classes
     metric = metric_of(config)
     shares = predictions.probabilities
     calibration = calibrate(predictions)
@@ -86,12 +85,13 @@ def write_page(
     about += f"; {environment['device']}; {steps or 'linear probe'}; {result.end}"
     defaults = json.loads(json.dumps(flatten(Config())))  # as JSON has them: lists for tuples
     defaults["run.best_by"] = metric_of(config | {"run.best_by": "auto"})
+    drawn = defaults["run.best_by"] if metric == "loss" else metric  # beside the loss
     changed = {k: value for k, value in config.items() if value != defaults.get(k)}
     body = [
         f"<h1>{name}</h1><p>{escape(about)}</p>",
         *(f'<p class="warning">{escape(line)}</p>' for line in result.warnings),
         f'<dl class="facts">{summary(rows, predictions, result.metrics, metric)}</dl>',
-        f'<div class="charts">{curves(rows, metric)}</div>',
+        f'<div class="charts">{curves(rows, drawn)}</div>',
         '<div class="beside">',
         confusion_section(predictions),
         f"<section><h2>Classes</h2>{class_table(predictions, is_quick)}</section>",
@@ -104,7 +104,7 @@ def write_page(
         *(build(result, report) for build in result.sections),
         class_examples(predictions) if result.is_last else "",
         f"<h2>Most confident mistakes</h2>{mistakes(predictions, explain)}",
-        "" if samples is None else augmented(samples, classes),
+        "" if samples is None else augmented(samples, predictions.source.classes),
         f'<h2>Config</h2><dl class="list">{definitions(changed)}</dl>',
         f'<details><summary>All options</summary><dl class="list">{definitions(config)}</dl>',
         "</details>",

@@ -114,6 +114,26 @@ def test_a_faster_batch_comes_with_a_learning_rate(config, monkeypatch, name, lr
     assert advice.startswith(f'try: {{"data__batch_size": 32, "optim__lr": {lr}}} (')
 
 
+@pytest.mark.parametrize(
+    ("sizes", "advice"),
+    [
+        ({64: 800, 96: 960, 128: 1000}, 'try: {"data__batch_size": 128'),  # by 1.25, at 2 x
+        ({64: 800, 96: 1000}, "a larger batch would be faster, and twice as many do not fit: "),
+        ({64: 980, 96: 1000, 128: 1000}, "a larger batch buys no speed: "),
+    ],
+)
+def test_a_batch_that_is_too_small_is_doubled_if_that_fits(config, sizes, advice):
+    config = bf16(config, data__batch_size=64)
+    found = finding.Found([finding.Size(n, s, n) for n, s in sizes.items()], 1000, "memory", 64)
+    assert concluded(found, config)[-1].startswith(advice)
+
+
+def test_the_configured_size_is_tried_where_the_search_ended_just_below_it(config, monkeypatch):
+    pretend(monkeypatch, room=10**9, fits_up_to=50)
+    found = search(bf16(config, data__limit=0, data__batch_size=50))  # 48 fit, and 52 do not
+    assert found.largest.images == 50
+
+
 def test_a_batch_that_does_not_fit_is_divided_and_one_that_fits_is_not(config, monkeypatch):
     pretend(monkeypatch, room=10**9, fits_up_to=7)
     *_, what, advice = concluded(search(bf16(config)), bf16(config))

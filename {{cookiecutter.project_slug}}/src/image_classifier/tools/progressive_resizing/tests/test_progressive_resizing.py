@@ -40,6 +40,8 @@ def test_images_grow_in_a_run_wherever_it_resumes(config):
 def test_a_short_run_ends_with_images_of_full_size(config):
     growing = changed(config, epochs=3, augment__min_size=16)
     assert [batch.shape[3] for batch in augmented(growing, range(6, 10))] == [16, 16, 32, 32]
+    longer = changed(growing, epochs=3.25)  # a step more, which is no epoch of its own
+    assert [batch.shape[3] for batch in augmented(longer, range(6, 13))] == [16, 16] + [32] * 5
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")

@@ -106,6 +106,11 @@ def test_the_result_comes_first_then_a_matrix_or_pairs_then_the_classes_worst_fi
     assert len(classes) == 1001
 
 
+def test_the_loss_is_drawn_once_where_it_decides(tmp_path):
+    shown = page(tmp_path, answers_of(ANIMALS[:2], counts(2)), run__best_by="loss")
+    assert [word for word in shown.words if word in ("Loss", "Top-1")] == ["Loss", "Top-1"]
+
+
 def predictions_of_several(names):
     """Answers to four images of any number of labels, of which all have or miss some."""
     labels = torch.tensor([[1, 1, 0], [1, 0, -1], [1, 0, 0], [0, 1, 0]], dtype=torch.int8)
