@@ -82,7 +82,7 @@ def test_the_suggested_learning_rate_is_within_a_decade_of_a_good_one(tmp_path, 
     words += f" --compute.device cpu --precision fp32 --run.dir {tmp_path} --low 3e-3 --steps 140"
     assert main(words.split()) == 0
     suggested = float(capsys.readouterr().out.splitlines()[-1].split()[-1])
-    assert 0.025 < suggested < 2.5  # 0.5 is the preset's, for batches of 250: 0.25 for 128
+    assert 0.025 < suggested < 2.5  # 0.5 is the preset's, for batches of 256: 0.25 for 128
 
 
 @pytest.mark.parametrize(

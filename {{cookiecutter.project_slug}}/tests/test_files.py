@@ -92,12 +92,13 @@ def test_where_files_can_not_be_locked_a_run_goes_on_with_a_warning(config, monk
     assert "can't be locked: start no second run in it" in capsys.readouterr().out
 
 
-def test_a_run_that_starts_over_leaves_no_result_of_the_one_before(config):
+@pytest.mark.parametrize("is_main", [True, False])  # of several machines, each has a folder
+def test_a_run_that_starts_over_leaves_no_result_of_the_one_before(config, is_main):
     folder = Path(config.run.dir)
     folder.mkdir()
     for name in run_dir.WRITTEN:
         (folder / name).touch()
-    run_dir.clear_run(folder, CPU)
+    run_dir.clear_run(folder, Mock(local_rank=0, is_main=is_main))
     assert "test.json" in run_dir.WRITTEN
     assert os.listdir(folder) == [run_dir.BAD_IMAGES]
 

@@ -50,12 +50,14 @@ from image_classifier.config import (
     RunConfig,
 )
 from image_classifier.data import splits
+from image_classifier.data.autotune import check_batch_size
 from image_classifier.errors import (
     EXIT_OUT_OF_MEMORY,
     UserError,
     is_peer_failure,
 )
 from image_classifier.extensions import find_tools
+from image_classifier.presets import shapes
 from image_classifier.runtime import (
     consensus,
     distributed,
@@ -540,3 +542,8 @@ def told():
 
 def test_ranks_hear_the_largest_number_of_any():
     assert run_ranks(2, told) == [[[0, 0], [1000, 1]]] * 2
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8, 16, 32])
+def test_the_first_command_trains_on_as_many_gpus_as_machines_have(processes):
+    check_batch_size(shapes().data.batch_size, 20_000, processes, accumulate=1)

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from image_classifier.checkpoints import load_model
 from image_classifier.checkpoints.reading import read_checkpoint
+from image_classifier.config import ComputeConfig
 from image_classifier.errors import UserError
+from image_classifier.runtime.distributed import World
 from image_classifier.train import train
 
 OTHER = "is not a checkpoint of this project: "
@@ -64,3 +67,9 @@ def test_an_optimizer_state_of_other_weights_is_refused(finished, place, value):
     torch.save(put(read_checkpoint(path), f"state/optimizer/{place}", value), path)
     with pytest.raises(UserError, match=r"holds another model: .*--run.fresh"):
         train(finished)
+
+
+def test_a_checkpoint_that_differs_from_machine_to_machine_is_refused(trained_once, monkeypatch):
+    monkeypatch.setattr(World, "is_same", lambda *_: False)
+    with pytest.raises(UserError, match="is not the same file on all machines"):
+        load_model(str(trained_once), ComputeConfig(), World(torch.device("cpu")))

@@ -85,10 +85,11 @@ def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
         UserError: if there is no such run, or its checkpoint can't be used.
     """
     path = best_checkpoint(run)
-    best = load_best(path)
-    while not world.is_same(int(best.digest[:15], 16)):
-        best = load_best(path)  # the run has saved another since some rank read it
-    return place_model(best, compute, world)
+    for _ in range(5):  # a run may save another one between two ranks that read it
+        best = load_best(path)
+        if world.is_same(int(best.digest[:15], 16)):
+            return place_model(best, compute, world)
+    raise UserError(f"{str(path)!a} is not the same file on all machines: copy one to the others")
 
 
 def place_model(best: Best, compute: ComputeConfig, world: World) -> LoadedModel:

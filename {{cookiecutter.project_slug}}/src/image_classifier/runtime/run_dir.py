@@ -51,9 +51,8 @@ def open_run(config: Config, world: World) -> Iterator[None]:
             if world.is_main:
                 lock = (folder / ".lock").open("a+", errors="backslashreplace")
                 hold(stack.enter_context(lock), folder)
-                if config.run.fresh:
-                    (folder / BAD_IMAGES).unlink(missing_ok=True)  # before images are opened
             if config.run.fresh:
+                (folder / BAD_IMAGES).unlink(missing_ok=True)  # before images are opened
                 (folder / UNCLEARED).touch()
         except OSError as error:
             remove_unused(made)
@@ -103,14 +102,13 @@ def hold(lock: TextIO, folder: Path) -> None:
 
 def clear_run(folder: Path, world: World) -> None:
     """Delete what an earlier run wrote, and nothing else that may lie there."""
-    if world.is_main:
+    if world.local_rank == 0:
         for name in {*WRITTEN} - {BAD_IMAGES}:
             (folder / name).unlink(missing_ok=True)
         for name in WRITTEN_FOLDERS:
             shutil.rmtree(folder / name, ignore_errors=True)
-    world.all_true(True)  # nobody reads from the folder before it is empty
-    if world.local_rank == 0:
         (folder / UNCLEARED).unlink(missing_ok=True)
+    world.all_true(True)  # nobody reads from the folder before it is empty
 
 
 def environment(world: World) -> dict[str, Any]:

@@ -26,13 +26,15 @@ class Deadline:
     def __init__(self, limit: float, seconds_before: float) -> None:
         """Of `limit` seconds, of which earlier starts took `seconds_before`."""
         self.limit = limit
-        if RESTART_COUNTS[0] in os.environ:  # of this command, since whose start what was saved is
-            seconds_before = max(0.0, seconds_before - seconds_since_start())
-        self.seconds_before = seconds_before
         self.evaluation_seconds = 0.0  # how long the last evaluation took
         self.share = 0.0  # of the time
         self.message = ""  # why the run is done, once it is
-        self.agree(round(1e6 * self.seconds_before / self.limit))
+        self.agree(
+            round(1e6 * seconds_before / limit)
+        )  # what all ranks know, whatever their clocks
+        if RESTART_COUNTS[0] in os.environ:  # of this command, since whose start what was saved is
+            seconds_before = max(0.0, seconds_before - seconds_since_start())
+        self.seconds_before = seconds_before
 
     @property
     def seconds(self) -> float:

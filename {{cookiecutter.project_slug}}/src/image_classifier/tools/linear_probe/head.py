@@ -64,8 +64,9 @@ def fit_head(setup: Setup) -> tuple[str, bool]:
         note = f"linear probe of {features.values.shape[1]:,} features, {features.note}"
         why = misfit(config, layer, replace(data.source, labels=features.labels))
     if not why:
-        if world.is_main:
-            note += fit_layer(layer, features, data.weights, config.seed)
+        with world.local_main_first("fitting the last layer"):
+            if world.is_main:
+                note += fit_layer(layer, features, data.weights, config.seed)
         for parameter in layer.parameters():  # the other ranks still have zeros
             parameter.data.copy_(world.all_reduce_sum(parameter.data.clone()))
         if not rescale(model, layer, config):

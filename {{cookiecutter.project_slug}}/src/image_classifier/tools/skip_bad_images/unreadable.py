@@ -7,6 +7,7 @@ Paths are escaped as in the list of `check --quarantine`. All processes of a run
 
 import contextlib
 import os
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
@@ -26,7 +27,7 @@ def open_note(source: Source, data: DataConfig, folder: str) -> Note | None:
 
 
 class BadImages:
-    """The unreadable images of a split that this process has met."""
+    """The unreadable images of a split that this process and those with the same list have met."""
 
     def __init__(self, source: Source, data: DataConfig, folder: str) -> None:
         """List those of `source` in the run folder `folder`, if it is not empty."""
@@ -54,11 +55,15 @@ class BadImages:
                 with contextlib.suppress(OSError), self.path.open("ab") as file:
                     file.write(name + b"\t" + reason.encode() + b"\n")
             self.names.add(name)
-        if len(self.indices) > self.most:
+            count = 0 if len(self.names) <= self.most else len(self.names & self.of_split)
+        if count > self.most:
             where = f"; {os.fspath(self.path)!a} lists them" if self.path else ""
-            raise FaultError(
-                f"{len(self.indices)} of {len(self.source)} images can't be read{where}"
-            )
+            raise FaultError(f"{count} of {len(self.source)} images can't be read{where}")
+
+    @cached_property
+    def of_split(self) -> set[bytes]:
+        """The names of all images of the split: the list has those of others, too."""
+        return {self.name(index) for index in range(len(self.source))}
 
     def known(self) -> set[bytes]:
         """The names of all bad images; those of other processes and splits, if they are listed."""

@@ -44,6 +44,7 @@ def test_a_restart_of_the_same_command_counts_no_time_twice(monkeypatch):
     assert limit.Deadline(600, 90).seconds == 190  # another command
     monkeypatch.setenv("RUN_RESTARTS", "1")
     restarted = limit.Deadline(600, 90)
+    assert restarted.place(0, 600) == 90  # where it was saved, on ranks of all clocks
     now[0] = 130.0
     assert restarted.seconds == 130
 

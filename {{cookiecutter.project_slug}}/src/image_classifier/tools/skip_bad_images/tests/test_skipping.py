@@ -8,7 +8,7 @@ from conftest import BAD, changed, logged, losses, run_ranks
 from torch.utils.data import Dataset
 
 from image_classifier.data import decode
-from image_classifier.data.datasets import DATASETS
+from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.loader import TrainData
 from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import FaultError
@@ -105,6 +105,19 @@ def test_too_many_bad_images_end_a_run(skipping, where, monkeypatch):
     with pytest.raises(FaultError, match=r"2 of 12 images can't be read; .*bad_images\.txt' lists"):
         list(TrainData(changed(skipping, data__where=where), CPU).batches(0, 3))
     assert len(listed(skipping)) == 2
+
+
+def test_bad_images_that_several_processes_meet_are_too_many_together(skipping, monkeypatch):
+    monkeypatch.setattr(bad_images, "MOST", 1)
+    source, other = (open_dataset(skipping.data, split) for split in ("train", "val"))
+    first, second = (
+        bad_images.BadImages(source, skipping.data, skipping.run.dir) for _ in range(2)
+    )
+    bad_images.BadImages(other, skipping.data, skipping.run.dir).note(0, "of another split")
+    first.note(3, "damaged")
+    first.note(3, "damaged")
+    with pytest.raises(FaultError, match=r"2 of 12 images can't be read"):
+        second.note(5, "damaged")
 
 
 class Spoilt(Dataset):
