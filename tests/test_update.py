@@ -184,8 +184,9 @@ def seen(project):
 
 
 def test_what_was_changed_since_an_update_was_killed_is_not_lost(project, newer, monkeypatch):
+    own = update.Repository.write
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        patch.setattr(update.Repository, "write", lambda *_, **__: killed())
+        patch.setattr(update.Repository, "write", lambda *words: [own(*words), killed()])
         update.update(project, newer, "")
     edit(project / "LICENSE", b"mine\n")
     with pytest.raises(RefusedError, match="'LICENSE' was changed since"):
@@ -267,6 +268,10 @@ def test_what_was_undone_after_a_kill_stays_undone(project, newer, monkeypatch):
         update.update(project, newer, "")
     assert (project / "run.sh").exists()
     git(project, "stash", "--include-untracked", "--", ".")
+    write(project / "note.txt", b"mine\n")
+    with pytest.raises(RefusedError, match=r"changes that are not committed, such as 'note\.txt'"):
+        update.update(project, newer, "")
+    (project / "note.txt").unlink()
     update.update(project, cli._render_again, "")  # another version
     assert not (project / "run.sh").exists()
 
@@ -464,8 +469,14 @@ def test_a_link_that_leads_nowhere_and_a_file_in_place_of_a_folder_are_in_the_wa
 def test_files_that_git_would_not_commit_do_not_come(tmp_path):
     write(tmp_path / ".gitignore", b"runs/\n")
     repository = repository_in(tmp_path)
-    with pytest.raises(RefusedError, match=r"git ignores 'a/runs/x\.py'.* add '!/a/runs/x\.py'"):
-        repository.look_for_obstacles(with_files(repository, "a/runs/x.py"))
+    new = with_files(repository, "a/runs/x.py")
+    said = (
+        r"ignores 'a/runs/x\.py', which is to come, by 'runs/' in line 1 of '\.gitignore': change"
+    )
+    with pytest.raises(RefusedError, match=said):
+        repository.look_for_obstacles(new)
+    (tmp_path / ".gitignore").write_text("runs/\n!/a/runs/\n")
+    repository.look_for_obstacles(new)
 
 
 def test_names_with_any_character_and_moves_beyond_the_users_limit_are_found(tmp_path):
@@ -487,20 +498,30 @@ def test_names_with_any_character_and_moves_beyond_the_users_limit_are_found(tmp
 @pytest.mark.parametrize("how", ["--skip-worktree", "--assume-unchanged"])
 def test_files_that_git_does_not_look_at_are_named(tmp_path, how):
     repository = repository_in(tmp_path)
-    repository.check_committed()
+    repository.check_seen()
     git(tmp_path, "update-index", how, "pyproject.toml")
-    cure = f"git update-index {how.replace('--', '--no-')} pyproject.toml"
+    cure = f"git update-index {how.replace('--', '--no-')} -- pyproject.toml"
     with pytest.raises(RefusedError, match=f"does not look at 'pyproject.toml'.*{cure}"):
-        repository.check_committed()
+        repository.check_seen()
     git(tmp_path, *cure.split()[1:])
-    repository.check_committed()
+    repository.check_seen()
+
+
+def test_of_a_sparse_checkout_the_whole_is_wanted(tmp_path):
+    repository = repository_in(tmp_path)
+    git(tmp_path, "update-index", "--skip-worktree", "pyproject.toml")
+    (tmp_path / "pyproject.toml").unlink()  # a line that names it alone would have it deleted
+    with pytest.raises(RefusedError, match=r"would not update it: git sparse-checkout disable$"):
+        repository.check_seen()
 
 
 def test_a_manifest_that_git_ignores_is_to_be_committed(tmp_path):
     repository = repository_in(tmp_path)
     write(tmp_path / update.MANIFEST, b"{}")
-    with pytest.raises(RefusedError, match=r"is not committed: git add --force \.pretuned\.json"):
-        repository.check_committed()
+    with pytest.raises(
+        RefusedError, match=r"ignores it: git add --force \.pretuned\.json && git c"
+    ):
+        repository.check_manifest()
 
 
 def test_what_git_itself_refuses_is_said_and_settings_in_the_environment_count(

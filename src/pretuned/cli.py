@@ -78,7 +78,8 @@ def _maintain(verb: str, *words: str) -> int:
         return 0
     if said:
         place = shlex.quote(str(options.project))
-        print(f"git diff shows the changes; git stash --include-untracked -- {place} undoes them")
+        undo = "stash --include-untracked -- ."
+        print(f"git -C {place} diff shows the changes; git -C {place} {undo} undoes them")
     return 0 if options.no_check else _run_checks(options.project)
 
 

@@ -149,15 +149,12 @@ class Repository:
             for name, value in os.environ.items()
             if not name.startswith("GIT_") or name.startswith("GIT_CONFIG_")
         }
-        count = own.get("GIT_CONFIG_COUNT", "")
-        first = int(count) if count.isdecimal() else 0
-        own |= {"LC_ALL": "C", "GIT_CONFIG_COUNT": str(first + len(SETTINGS))}
-        for number, (key, value) in enumerate(SETTINGS.items(), first):
-            own |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+        own["LC_ALL"] = "C"
+        settings = [word for pair in SETTINGS.items() for word in ("-c", "=".join(pair))]
         if self.private and words[0] not in ("status", "ls-files"):
             own["GIT_INDEX_FILE"] = str(self.private)
         done = subprocess.run(
-            ["git", *words],
+            ["git", *settings, *words],
             cwd=self.project,
             env=own,
             input=os.fsencode(content),
@@ -219,25 +216,34 @@ class Repository:
         own = {f"{self.prefix}{path}": file for path, file in project.items()}
         return kept | own
 
-    def check_committed(self) -> None:
-        """Check that git can undo an update: it looks at all files of the project, and has them.
+    def check_seen(self) -> None:
+        """Check that git looks at all files of the project, so that it can update and undo them.
 
         Raises:
-            RefusedError: naming the first one of which that is not so.
+            RefusedError: naming the first one at which it does not.
         """
         for row in self.git("ls-files", "-v", "-z").split("\0"):
             letter = row[:1]
             path = row[2:]
             if letter == "S" or letter.islower():
                 kind = "skip-worktree" if letter in "Ss" else "assume-unchanged"
-                sparse = ", or git sparse-checkout disable" * (kind == "skip-worktree")
+                cure = f"git update-index --no-{kind} -- {shlex.quote(path)}"
+                if not os.path.lexists(self.project / path):
+                    cure = "git sparse-checkout disable"
                 raise RefusedError(
-                    f"git does not look at {path!a}, and would not update it: "
-                    f"git update-index --no-{kind} {shlex.quote(path)}{sparse}"
+                    f"git does not look at {path!a}, and would not update it: {cure}"
                 )
+
+    def check_manifest(self) -> None:
+        """Check, where nothing else is left to commit, that the manifest is committed.
+
+        Raises:
+            RefusedError: if git ignores it.
+        """
         if (self.project / MANIFEST).exists() and MANIFEST not in self.files("HEAD:./"):
             raise RefusedError(
-                f"{str(self.project / MANIFEST)!a} is not committed: git add --force {MANIFEST}"
+                f"{str(self.project / MANIFEST)!a} is not committed, as git ignores it: "
+                f"git add --force {MANIFEST} && git commit --message manifest"
             )
 
     def pending_update(self) -> str | None:
@@ -296,12 +302,14 @@ class Repository:
                 if place not in before and os.path.lexists(file) and not is_folder:
                     raise RefusedError(f"{str(file)!a} is in the way of a new file: move it")
         names = "".join(f"{path.removeprefix(self.prefix)}\0" for path in sorted(new))
-        words = "check-ignore", "--no-index", "-z", "--stdin"
-        if ignored := self.git(*words, content=names, can_conflict=True).split("\0")[0]:
-            raise RefusedError(
-                f"git ignores {ignored!a}, which is to come: add {'!/' + ignored!a} to the "
-                f"{str(self.project / '.gitignore')!a} of the project, and commit that"
-            )
+        words = "check-ignore", "--no-index", "-v", "-z", "--stdin"
+        found = self.git(*words, content=names, can_conflict=True).split("\0")
+        for file, line, rule, path in zip(*(found[at::4] for at in range(4)), strict=False):
+            if not rule.startswith("!"):  # which says that it is not ignored
+                raise RefusedError(
+                    f"git ignores {path!a}, which is to come, by {rule!a} in line {line} of "
+                    f"{file!a}: change that rule, and commit it"
+                )
 
     def write(self, start: str, commit: str) -> None:
         """Write what differs between the trees `start`, which is there, and that of `commit`.
@@ -609,18 +617,20 @@ def carry_out(
         RefusedError: if what was killed, and is finished now, was another request; or if one of
             its files was changed since.
     """
-    repository.check_committed()
+    repository.check_seen()
     pending = repository.pending_update()
-    left = repository.git("status", "--porcelain", "--untracked-files=all", "--", ".")
-    if pending is not None and left:
-        start = repository.tree(repository.half_written(pending))
-    else:
+    there = repository.files("HEAD") if pending is None else repository.half_written(pending)
+    if there != repository.files("HEAD"):
+        start = repository.tree(there)
+    else:  # nothing was killed, or it had written nothing, or that was undone
+        left = repository.git("status", "--porcelain", "--untracked-files=all", "--", ".")
         if left:
             raise RefusedError(
                 f"{str(repository.project)!a} has changes that are not committed, such as "
                 f"{left.splitlines()[0][3:]!a}: commit them, so that git can undo the update, "
                 "or let git ignore them"
             )
+        repository.check_manifest()
         found = make_plan(repository)
         repository.look_for_obstacles(found.tree)
         verdict = "clean" if found.is_clean else "conflict"
@@ -632,9 +642,10 @@ def carry_out(
         repository.write(start, pending)
     except RefusedError as error:
         raise RefusedError(f"{error}; the same command goes on") from error
-    about_it = repository.git("log", "-1", "--format=%B", pending).splitlines()
+    about_it = repository.git("log", "-1", "--format=%B", pending).split("\n")
     verdict, new, done, *lines = about_it
-    repository.git("update-ref", f"refs/pretuned/made/{new}", new)  # git keeps what it is made of
+    tree = repository.git("rev-parse", f"{new}^{{tree}}")
+    repository.git("update-ref", f"refs/pretuned/made/{tree}", tree)  # git keeps what is in it
     repository.git("update-ref", "-d", repository.pending)
     if done != request:
         settle = "" if verdict == "clean" else "settle its conflicts (git diff --check), "

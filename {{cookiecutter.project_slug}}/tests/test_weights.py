@@ -71,5 +71,5 @@ def test_an_optimizer_state_of_other_weights_is_refused(finished, place, value):
 
 def test_a_checkpoint_that_differs_from_machine_to_machine_is_refused(trained_once, monkeypatch):
     monkeypatch.setattr(World, "is_same", lambda *_: False)
-    with pytest.raises(UserError, match="is not the same file on all machines"):
+    with pytest.raises(UserError, match="is not the same file for all ranks"):
         load_model(str(trained_once), ComputeConfig(), World(torch.device("cpu")))

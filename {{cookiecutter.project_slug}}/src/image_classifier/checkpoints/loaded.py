@@ -89,7 +89,7 @@ def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
         best = load_best(path)
         if world.is_same(int(best.digest[:15], 16)):
             return place_model(best, compute, world)
-    raise UserError(f"{str(path)!a} is not the same file on all machines: copy one to the others")
+    raise UserError(f"{str(path)!a} is not the same file for all ranks: copy it to all machines")
 
 
 def place_model(best: Best, compute: ComputeConfig, world: World) -> LoadedModel:

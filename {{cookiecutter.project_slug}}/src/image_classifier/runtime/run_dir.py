@@ -107,8 +107,8 @@ def clear_run(folder: Path, world: World) -> None:
             (folder / name).unlink(missing_ok=True)
         for name in WRITTEN_FOLDERS:
             shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / UNCLEARED).unlink(missing_ok=True)
     world.all_true(True)  # nobody reads from the folder before it is empty
+    (folder / UNCLEARED).unlink(missing_ok=True)
 
 
 def environment(world: World) -> dict[str, Any]:

@@ -147,8 +147,8 @@ class Source:
                 )
             return replace(self, labels=self.labels.argmax(1))
         note = f"{split}: no image has several labels, as a|b in a table: {some(self.classes, 5)}"
-        none = torch.zeros((len(self), len(self.classes)), dtype=torch.int8)
-        labels = none.scatter_(1, self.labels[:, None], 1)
+        labels = torch.zeros((len(self), len(self.classes)), dtype=torch.int8)
+        labels.scatter_(1, self.labels[:, None], 1)
         return replace(self, labels=labels, notes=(*self.notes, note))
 
     def class_counts(self) -> Tensor:

@@ -237,9 +237,10 @@ def search(config: Config, world: World, data: TrainData, at_most: int) -> Found
     configured = config.data.batch_size // config.optim.accumulate
     found = Found(trial.in_order(), trial.total_bytes, limit, configured)
     # The knee of the curve, and what the user has, are seldom powers of two.
-    # So is the last size that fits, which is known to an eighth.
+    # The largest that fits is known to an eighth.
     reach = found.largest.images * (1 + (limit == "memory") / FINENESS)
-    for images in (found.enough.images * 3 // 4, configured):
+    twice = -(-found.enough.images // configured) * configured
+    for images in (found.enough.images * 3 // 4, configured, twice):
         if 0 < images <= reach:
             trial.fits(images)
     found = replace(found, sizes=trial.in_order())
@@ -318,12 +319,16 @@ def advise(found: Found, config: Config, training: ByCommand, processes: int) ->
     if optim.accumulate > 1 and found.largest.images >= share:
         return f"try: {training(optim__accumulate=1)} (the whole batch fits at once)"
     enough = found.enough.images
-    most = found.largest.images // found.configured
-    ratio = min(-(-enough // found.configured), most)  # rounded up
+    rates = {size.images: size.images_per_second for size in found.sizes}
+    ratio = -(-enough // found.configured)  # rounded up, where so many are faster
+    if rates.get(ratio * found.configured, 0) <= rates[found.configured]:
+        ratio = enough // found.configured
     if ratio < 2:
-        is_fast = enough <= found.configured
-        why = "buys no speed" if is_fast else "would be faster, and twice as many do not fit"
-        return f"a larger batch {why}: {training()}"
+        if enough <= found.configured:
+            return f"a larger batch buys no speed: {training()}"
+        why = "do not fit" if found.limit == "memory" else "were not tried"
+        why = "are no faster" if 2 * found.configured in rates else why
+        return f"a somewhat larger batch is faster, but twice as many {why}: {training()}"
     scale, rule = (ratio, "linear") if optim.name == "sgd" else (ratio**0.5, "square-root")
     batch = ratio * share * processes
     lr = float(f"{optim.lr * scale:.2g}")

@@ -24,7 +24,7 @@ def change_crops(crops: Crops, augment: AugmentConfig, data: TrainData) -> Crops
 
     def resized(batch: Batch, draws: Tensor | None, step: int) -> Tensor:
         first = step // data.steps_per_epoch * data.steps_per_epoch  # step of the epoch
-        is_last = first + 2 * data.steps_per_epoch > data.total_steps  # whole epoch, and the rest
+        is_last = first + 1.5 * data.steps_per_epoch > data.total_steps  # less than half follows
         done = 1.0 if is_last else first / data.total_steps
         side = side_at(done, augment.min_size, data.data.image_size)
         return resize(crops(batch, draws, step), side)

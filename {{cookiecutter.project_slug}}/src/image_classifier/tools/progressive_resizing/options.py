@@ -12,7 +12,7 @@ class ResizingOptions:
     """How large training images are at first."""
 
     min_size: int = within(0, 0, 4096)  # progressive resizing: side of training images for 0.7 of
-    # the run; then they grow until 0.85, or its last whole epoch; 0: off
+    # the run; then they grow until 0.85, or its last epoch; 0: off
 
 
 SECTIONS = {"augment": ResizingOptions}

@@ -35,7 +35,8 @@ def mean_of(
     mean = fmean(values)
     deviation = stdev(values)
     error = max(deviation, grain) * math.sqrt(1 / len(values) + overlap)
-    low, high = t.interval(CONFIDENCE, len(values) - 1, mean, error)
+    # Of numbers that are all equal, and come in no steps, there is no interval.
+    low, high = t.interval(CONFIDENCE, len(values) - 1, mean, error) if error else (mean, mean)
     if is_share:
         low = max(0.0, low)
         high = min(1.0, high)

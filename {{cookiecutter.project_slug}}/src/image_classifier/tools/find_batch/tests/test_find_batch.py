@@ -118,7 +118,11 @@ def test_a_faster_batch_comes_with_a_learning_rate(config, monkeypatch, name, lr
     ("sizes", "advice"),
     [
         ({64: 800, 96: 960, 128: 1000}, 'try: {"data__batch_size": 128'),  # by 1.25, at 2 x
-        ({64: 800, 96: 1000}, "a larger batch would be faster, and twice as many do not fit: "),
+        ({64: 800, 96: 1000}, "a somewhat larger batch is faster, but twice as many do not fit: "),
+        (
+            {64: 800, 96: 1000, 128: 700},
+            "a somewhat larger batch is faster, but twice as many are no faster: ",
+        ),
         ({64: 980, 96: 1000, 128: 1000}, "a larger batch buys no speed: "),
     ],
 )

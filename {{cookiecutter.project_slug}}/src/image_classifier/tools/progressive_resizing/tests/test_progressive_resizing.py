@@ -42,6 +42,8 @@ def test_a_short_run_ends_with_images_of_full_size(config):
     assert [batch.shape[3] for batch in augmented(growing, range(6, 10))] == [16, 16, 32, 32]
     longer = changed(growing, epochs=3.25)  # a step more, which is no epoch of its own
     assert [batch.shape[3] for batch in augmented(longer, range(6, 13))] == [16, 16] + [32] * 5
+    longer = changed(growing, epochs=2.75)  # three steps more, which are the last epoch
+    assert [batch.shape[3] for batch in augmented(longer, range(6, 11))] == [16, 16] + [32] * 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")

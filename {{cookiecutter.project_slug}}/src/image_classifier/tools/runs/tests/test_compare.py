@@ -66,6 +66,8 @@ def test_intervals_and_p_values_are_those_of_the_tables():
     assert mcnemar(0, 0) == mcnemar(5, 5) == mcnemar(6, 5) == 1
     assert mean_of([0.001, 0.001], grain=0.001, is_share=False).low < 0  # less than an image
     assert mean_of([0.02, 0.02], grain=0.001, is_share=False).low > 0
+    same = mean_of([1.0, 1.0, 1.0], grain=0.0)  # areas under curves, which have no steps
+    assert (same.low, same.high) == (1, 1)
 
 
 @pytest.mark.parametrize(
