@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -294,13 +295,12 @@ class Repository:
         root = Path(self.git("rev-parse", "--show-toplevel"))
         before = self.files("HEAD").keys()
         new = self.files(tree).keys() - before
-        for path in new:
-            folders = map(str, PurePosixPath(path).parents)
-            for place in (path, *(folder for folder in folders if folder != ".")):
-                file = root / place
-                is_folder = place != path and file.is_dir() and not file.is_symlink()
-                if place not in before and os.path.lexists(file) and not is_folder:
-                    raise RefusedError(f"{str(file)!a} is in the way of a new file: move it")
+        folders = {str(above) for path in new for above in PurePosixPath(path).parents[:-1]}
+        for place in sorted((new | folders) - before):
+            file = root / place
+            is_folder = place in folders and file.is_dir() and not file.is_symlink()
+            if os.path.lexists(file) and not is_folder:
+                raise RefusedError(f"{str(file)!a} is in the way of a new file: move it")
         names = "".join(f"{path.removeprefix(self.prefix)}\0" for path in sorted(new))
         words = "check-ignore", "--no-index", "-v", "-z", "--stdin"
         found = self.git(*words, content=names, can_conflict=True).split("\0")
@@ -337,12 +337,9 @@ class Repository:
     def changes(self, old: str, new: str, *words: str) -> list[list[str]]:
         """What differs between two trees: rows of a letter, as `git status` has them, and paths."""
         how = "-r", "-z", "-M", "-l10000", "--name-status"
-        rows = []
-        for word in self.git("diff-tree", *how, *words, old, new).split("\0"):
-            if not rows or len(rows[-1]) == (3 if rows[-1][0][0] in "RC" else 2):
-                rows.append([])
-            rows[-1].append(word)
-        return rows[:-1]
+        found = iter(self.git("diff-tree", *how, *words, old, new).split("\0")[:-1])
+        # A file that moved or was copied has two paths.
+        return [[letter, *islice(found, 2 if letter[0] in "RC" else 1)] for letter in found]
 
 
 def about(project: Path) -> tuple[str, Answers]:
@@ -619,8 +616,9 @@ def carry_out(
     """
     repository.check_seen()
     pending = repository.pending_update()
-    there = repository.files("HEAD") if pending is None else repository.half_written(pending)
-    if there != repository.files("HEAD"):
+    head = repository.files("HEAD")
+    there = head if pending is None else repository.half_written(pending)
+    if there != head:
         start = repository.tree(there)
     else:  # nothing was killed, or it had written nothing, or that was undone
         left = repository.git("status", "--porcelain", "--untracked-files=all", "--", ".")

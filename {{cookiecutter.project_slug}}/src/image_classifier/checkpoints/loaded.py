@@ -54,8 +54,7 @@ class LoadedModel(Best):
             UserError: if there are none, or not with labels and classes of the model.
         """
         how = {"task": self.config.model.task, "mean_std": (self.mean, self.std)}
-        data = data or self.config.data
-        images = EvalData(data, split, world, run, classes=self.classes, **how)
+        images = EvalData(data or self.config.data, split, world, run, classes=self.classes, **how)
         self.check_images(images.source, split)
         return images
 
@@ -64,11 +63,12 @@ class LoadedModel(Best):
         return evaluate(self.model, images, self.normalize, self.precision, world)
 
     def check_images(self, source: Source, split: str) -> Source:
-        """The images, if they have labels for the task of the model, and its classes.
+        """The images, if they have labels for the task of the model, of some of its classes.
 
         Raises:
             UserError: if not.
         """
+        source = source.numbered(self.classes, split)
         if source.classes != self.classes:
             raise UserError(
                 f"{str(self.path)!a} knows the classes {some(self.classes)}, which are "

@@ -44,7 +44,7 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     share = int(right.sum()) / int(counted.sum())
     num_images = len(target)
     pooled = "top1" if target.ndim == 1 else "exact"
-    answers = [run.predictions.num_answers for run in runs]
+    answers = [int(run.predictions.is_counted.sum()) for run in runs]
     losses = (run.loss * own for run, own in zip(runs, answers, strict=True))
     scores = {f"val/{pooled}": share, "val/loss": sum(losses) / sum(answers)}
     if bad := num_images - int(counted.sum()):

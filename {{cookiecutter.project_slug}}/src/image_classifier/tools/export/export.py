@@ -48,8 +48,7 @@ def export(options: ExportOptions) -> None:
     torch.set_float32_matmul_precision("highest")  # some processors round on the way otherwise
     data = trained.config.data
     data = replace(data, root=options.root or data.root, image_size=data.eval_size)
-    source = open_dataset(data, options.split).numbered(trained.classes, options.split)
-    source = trained.check_images(source, options.split)
+    source = trained.check_images(open_dataset(data, options.split), options.split)
     run = Path(options.run)
     folder = Path(options.out or (run if run.is_dir() else run.parent) / "export")
     try:

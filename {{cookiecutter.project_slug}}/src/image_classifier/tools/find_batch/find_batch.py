@@ -174,6 +174,11 @@ class Found:
         best = max(size.images_per_second for size in self.sizes)
         return next(s for s in self.sizes if s.images_per_second >= GOOD_ENOUGH * best)
 
+    @property
+    def ratio(self) -> int:
+        """How many times the configured size is not less than that."""
+        return -(-self.enough.images // self.configured)
+
 
 def expected_bytes(sizes: list[Size], images: int) -> float:
     """The peak of more images, by the growth between the largest two sizes; 0: unknown."""
@@ -239,8 +244,7 @@ def search(config: Config, world: World, data: TrainData, at_most: int) -> Found
     # The knee of the curve, and what the user has, are seldom powers of two.
     # The largest that fits is known to an eighth.
     reach = found.largest.images * (1 + (limit == "memory") / FINENESS)
-    twice = -(-found.enough.images // configured) * configured
-    for images in (found.enough.images * 3 // 4, configured, twice):
+    for images in (found.enough.images * 3 // 4, configured, found.ratio * configured):
         if 0 < images <= reach:
             trial.fits(images)
     found = replace(found, sizes=trial.in_order())
@@ -320,8 +324,8 @@ def advise(found: Found, config: Config, training: ByCommand, processes: int) ->
         return f"try: {training(optim__accumulate=1)} (the whole batch fits at once)"
     enough = found.enough.images
     rates = {size.images: size.images_per_second for size in found.sizes}
-    ratio = -(-enough // found.configured)  # rounded up, where so many are faster
-    if rates.get(ratio * found.configured, 0) <= rates[found.configured]:
+    ratio = found.ratio
+    if rates.get(ratio * found.configured, 0) <= rates[found.configured]:  # or does not fit
         ratio = enough // found.configured
     if ratio < 2:
         if enough <= found.configured:

@@ -29,9 +29,8 @@ class Deadline:
         self.evaluation_seconds = 0.0  # how long the last evaluation took
         self.share = 0.0  # of the time
         self.message = ""  # why the run is done, once it is
-        self.agree(
-            round(1e6 * seconds_before / limit)
-        )  # what all ranks know, whatever their clocks
+        # By what was saved, which all ranks know, and not by the clock of each.
+        self.agree(round(1e6 * seconds_before / limit))
         if RESTART_COUNTS[0] in os.environ:  # of this command, since whose start what was saved is
             seconds_before = max(0.0, seconds_before - seconds_since_start())
         self.seconds_before = seconds_before

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig, Config
-from ...data import LEFT_OUT, Source, open_dataset
+from ...data import Source, open_dataset
 from ...errors import UserError
 from ...metrics import counted_and_correct
 from ...runtime.distributed import join_world
@@ -132,7 +132,7 @@ class Facts:
         """How many images each class has right, has, and is taken for, of those that count."""
         truth = self.predictions.target.long()
         found = self.predictions.predicted.long()
-        known = (truth != LEFT_OUT) & (found != LEFT_OUT)
+        known = self.predictions.is_counted
         if self.is_multi_label:
             has = (truth == 1) & known
             taken = (found == 1) & known
@@ -212,5 +212,4 @@ def open_part(loaded: LoadedModel, split: str) -> Source:
     Raises:
         UserError: if there are none, or their labels don't fit.
     """
-    source = open_dataset(loaded.config.data, split).numbered(loaded.classes, split)
-    return loaded.check_images(source, split)
+    return loaded.check_images(open_dataset(loaded.config.data, split), split)

@@ -45,9 +45,9 @@ class SavedPredictions:
         return are_same((self.images, self.files), (images, files))
 
     @property
-    def num_answers(self) -> int:
-        """How many labels are known, of images that could be read."""
-        return int(((self.predicted != LEFT_OUT) & (self.target != LEFT_OUT)).sum())
+    def is_counted(self) -> Tensor:
+        """Which predictions count, as in `Predictions`: bool."""
+        return (self.predicted != LEFT_OUT) & (self.target != LEFT_OUT)
 
 
 @dataclass(frozen=True)

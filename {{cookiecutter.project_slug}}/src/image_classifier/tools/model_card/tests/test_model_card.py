@@ -300,7 +300,7 @@ def test_a_million_classes_are_counted_without_a_table_of_all_images_and_classes
     truth = torch.arange(10**6)
     truth[0] = LEFT_OUT
     found = torch.zeros(10**6, dtype=torch.int64)
-    known = SimpleNamespace(target=truth, predicted=found, classes=range(10**6))
+    known = facts.SavedPredictions(found, truth, "", {}, range(10**6), step=1)
     card = SimpleNamespace(predictions=known, is_multi_label=False)
     right, has, taken = facts.Facts.class_counts(card)
     assert (sum(right), sum(has)) == (0, 10**6 - 1)
