@@ -180,7 +180,7 @@ def choose_threshold(
     else:
         worth = 2 * num_right / (num_above + num_right[-1])  # F1
     worth = worth.masked_fill(~is_last, -math.inf)
-    place = int(worth.argmax())
+    place = len(worth) - 1 - int(worth.flip(0).argmax())  # of equals, the one of most answers
     if worth[place] < 0:
         return NEVER
     below = scores[place + 1] if place + 1 < len(scores) else 0.0

@@ -25,5 +25,5 @@ def check(config: object) -> None:
     if not POLICY.fullmatch(policy):
         raise UserError(
             f"--augment.policy {policy!a} is none of: none, trivialaugment, randaugment, "
-            "randaugment-m9-n2"
+            "randaugment-m9-n2 (-m: 0 .. 30, -n: 1 .. 10)"
         )

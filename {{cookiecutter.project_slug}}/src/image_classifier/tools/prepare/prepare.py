@@ -47,6 +47,8 @@ def prepare_images(data: DataConfig, splits: tuple[str, ...], recipe: Recipe) ->
             f"--format jpeg has 3 channels of 8 bits, not {recipe.channels} of {recipe.bits}: "
             "--format raw has any"
         )
+    if recipe.format == "raw" and recipe.quality != Recipe.quality:
+        raise UserError("--quality is that of --format jpeg; raw keeps pixels: leave it out")
     if recipe.format == "tar" and (recipe.side, recipe.quality) != (Recipe.side, Recipe.quality):
         raise UserError("--format tar keeps images as they are: leave out --side and --quality")
     tar = need_tool("shards", "tar", "--format tar") if recipe.format == "tar" else None

@@ -63,7 +63,8 @@ def class_table(predictions: Predictions, has_all: bool) -> str:
         columns += zip(*(most.get(number, ("", 0)) for number in range(len(classes))), strict=True)
         heads += ["most often predicted as", "times"]
     rows = sorted(zip(*columns, strict=True), key=lambda row: (row[5] == 0, row[1], row[0]))
-    return table(tuple(heads), rows[:MOST_CLASSES])
+    cut = f"<p>The first {MOST_CLASSES:,} of {len(rows):,}.</p>" * (len(rows) > MOST_CLASSES)
+    return cut + table(tuple(heads), rows[:MOST_CLASSES])
 
 
 def table(heads: tuple[str, ...], rows: Sequence[tuple[str | float, ...]]) -> str:

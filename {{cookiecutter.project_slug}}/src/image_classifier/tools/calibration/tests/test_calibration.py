@@ -135,6 +135,12 @@ def test_the_threshold_is_the_best_of_all_and_to_abstain_always_is_one_of_them(g
             assert not above.any()
 
 
+def test_of_thresholds_that_cost_the_same_it_is_that_of_most_answers():
+    scores, is_right = torch.tensor([0.9, 0.8, 0.3, 0.2]), torch.tensor([True, True, False, False])
+    assert choose_threshold(scores, is_right, error_cost=1.0) < 0.2
+    assert choose_threshold(scores, is_right, error_cost=2.0) == pytest.approx(0.55)
+
+
 def test_where_nothing_is_right_no_prediction_counts():
     probabilities, labels = torch.tensor([[0.0, 1.0], [0.25, 0.75]]), torch.tensor([0, 0])
     assert choose_threshold(torch.rand(3), torch.zeros(3, dtype=torch.bool)) == 0.5  # of a label

@@ -312,6 +312,11 @@ def test_a_side_of_images_that_stay_as_they_are_is_refused(root, refusal):
     assert "--format tar keeps images as they are: leave out --side and --quality" in said
 
 
+def test_a_quality_of_pixels_that_are_no_jpeg_is_refused(root, refusal):
+    said = refusal("prepare", "--data.root", root, "--quality", "50")
+    assert "--quality is that of --format jpeg; raw keeps pixels: leave it out" in said
+
+
 def test_only_the_splits_that_are_named_are_prepared(root):
     assert prepare(root, "--splits", "val") == 0
     assert {path.name for path in (root.parent / "photos.cache").iterdir()} == {"val"}

@@ -101,9 +101,11 @@ def test_the_result_comes_first_then_a_matrix_or_pairs_then_the_classes_worst_fi
     assert pairs[1] == ["class 7", "class 3", "5", f"{5 / 15:.1%}"]
     assert (len(pairs), len(classes)) == (31, 51)
     found = replace(found, source=replace(found.source, classes=names))  # a matrix would not fit
-    same, classes = page(tmp_path, found).tables
+    shown = page(tmp_path, found)
+    same, classes = shown.tables
     assert same == pairs
     assert len(classes) == 1001
+    assert "The first 1,000 of 100,000." in shown.words
 
 
 def test_the_loss_is_drawn_once_where_it_decides(tmp_path):
