@@ -67,8 +67,9 @@ def maps_of(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
 
     def note(layer: nn.Module, _: object, output: object) -> None:
         shape = output.shape if isinstance(output, Tensor) else ()
-        # Maps, and the tokens of transformers.
-        if len(shape) in (3, 4) and shape[0] == len(images) and min(shape[1:3]) > 1 < shape[-1]:
+        # Maps, which are squares, and the tokens of transformers; not queries: heads x tokens.
+        is_of_places = len(shape) == 3 or (len(shape) == 4 and shape[2] in (shape[1], shape[3]))
+        if is_of_places and shape[0] == len(images) and min(shape[1:3]) > 1 < shape[-1]:
             outputs.append((layer, output))
 
     with hooks(model, note):

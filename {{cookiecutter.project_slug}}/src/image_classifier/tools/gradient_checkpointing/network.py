@@ -5,6 +5,7 @@ https://arxiv.org/abs/1604.06174
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -53,7 +54,13 @@ def recomputed(forward: MethodType, *inputs: Any, **options: Any) -> Any:  # noq
         return forward(*inputs, **options)
     if not torch.compiler.is_compiling():  # else nothing writes to a buffer twice
         options["context_fn"] = lambda: (nullcontext(), spared_buffers(block))
-    return checkpoint(forward, *inputs, use_reentrant=False, **options)
+    return checkpoint(on_own_lists, forward, *inputs, use_reentrant=False, **options)
+
+
+def on_own_lists(forward: MethodType, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401
+    """`forward(*inputs, **options)`; what it puts in the place of an element is not recomputed."""
+    own = [copy(each) if isinstance(each, list | dict) else each for each in inputs]
+    return forward(*own, **options)
 
 
 @contextmanager

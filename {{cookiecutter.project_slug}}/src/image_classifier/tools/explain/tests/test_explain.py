@@ -149,6 +149,21 @@ def test_heat_is_where_it_is_in_features_whose_channels_are_last():
     assert heat.heat_maps(model, images, torch.tensor([0])).argmax() == 2 * 8 + 6
 
 
+def test_queries_of_heads_and_tokens_are_no_map():
+    class Heads(nn.Module):
+        def forward(self, images):
+            tokens = self.patches(images.unfold(2, 4, 4).unfold(3, 4, 4).flatten(4).flatten(2, 3))
+            queries = self.queries(tokens.unflatten(3, (2, 4)).permute(0, 3, 2, 1, 4).flatten(3))
+            return self.head(queries.mean(2).flatten(1))
+
+    model = Heads()
+    model.patches = nn.Linear(16, 8)
+    model.queries = nn.Identity()  # gives (batch, heads, tokens, 12)
+    model.head = nn.Linear(24, 3)
+    with pytest.raises(UserError, match="Heads has no layer that returns a map of features"):
+        heat.heat_maps(model, torch.rand(2, 3, 32, 32), torch.zeros(2, dtype=torch.long))
+
+
 def test_images_of_16_bits_are_painted_as_those_of_8():
     pixels = torch.randint(256, (2, 4, 4, 3), generator=torch.Generator().manual_seed(0))
     deep = (257 * pixels).to(torch.uint16)

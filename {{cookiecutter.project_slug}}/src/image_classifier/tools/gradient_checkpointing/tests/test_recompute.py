@@ -68,6 +68,28 @@ def test_blocks_that_recompute_learn_the_same_in_less_memory(name, precision):
     assert passed(model.eval())[0] == passed(plain.eval())[0]  # in evaluation nothing is saved
 
 
+def test_a_block_that_replaces_an_element_of_its_list_has_the_same_gradients():
+    class Replacing(nn.Module):  # as in HRNet
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+
+        def forward(self, parts):
+            parts[0] = self.layer(parts[0])
+            return [parts[0] * parts[0], parts[1]]
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Sequential(Replacing(), Replacing()), nn.Identity())
+    plain.head = nn.Linear(4, 3)
+    model = deepcopy(plain)
+    recompute.checkpoint_blocks(model)
+    for network in (plain, model):
+        parts = network[0]([torch.ones(2, 4), torch.ones(2, 4)])
+        network.head(sum(parts)).sum().backward()
+    ours, theirs = ([w.grad for w in each.parameters()] for each in (model, plain))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
 def test_a_copy_of_the_model_has_weights_of_its_own():
     model = build("resnet9")
     recompute.checkpoint_blocks(model)
