@@ -19,5 +19,4 @@ from .decode import FORMATS, NPY, BadImageError, decode_image, image_pixels, sim
 from .gather import reflect, shift_and_flip
 from .loader import EvalData, TrainData
 from .samples import LEFT_OUT, Note, Samples
-from .shared_memory import SharedMemoryLoader
-from .worker_count import choose_workers, worker_counts
+from .worker_count import worker_counts

@@ -13,7 +13,7 @@ import torch
 from conftest import HOSTILE, changed
 from safetensors.torch import load_file, save_file
 
-from image_classifier.checkpoints import read_checkpoint
+from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.cli import main
 from image_classifier.config import Config
 from image_classifier.data import LEFT_OUT
