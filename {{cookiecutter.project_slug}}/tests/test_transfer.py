@@ -98,7 +98,7 @@ def test_published_weights_are_downloaded_once_and_checked(tmp_path, monkeypatch
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     for _ in range(2):
         found = load("pretrained", "squeezenet1_1")
-    assert (found.mean, found.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert found.mean_std == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert found.load_into(published, CLASSES).endswith("as for them")
     download.assert_called_once()
     url, path, checksum = download.call_args.args

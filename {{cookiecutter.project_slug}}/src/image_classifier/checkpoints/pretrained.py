@@ -35,13 +35,7 @@ class PretrainedWeights:
     note: str  # where they come from, for the log
     weights: dict[str, Tensor] = field(default_factory=dict)  # none: the model keeps its own
     classes: tuple[str, ...] = ()  # of their last layer; none: unknown
-    mean: Colors | None = None  # None: unknown, so images are normalized by their own
-    std: Colors | None = None
-
-    @property
-    def mean_std(self) -> tuple[Colors, Colors] | None:
-        """Mean and standard deviation, where they are known."""
-        return (self.mean, self.std) if self.mean else None
+    mean_std: tuple[Colors, Colors] | None = None  # None: unknown, that of the images counts
 
     def knows(self, model: nn.Module, classes: tuple[str, ...]) -> bool:
         """Whether these weights have those of the last layer of `model`, for `classes`."""
@@ -79,7 +73,7 @@ class PretrainedWeights:
             ) from error
         new = f"; {head} is new" if is_new else ""
         new += f"; adapted from 3 channels: {', '.join(stems)}" if stems else ""
-        return f"{self.note}{new}{'; images are normalized as for them' if self.mean else ''}"
+        return f"{self.note}{new}{'; images are normalized as for them' if self.mean_std else ''}"
 
 
 def adapt_channels(weights: dict[str, Tensor], model: nn.Module) -> tuple[str, ...]:
@@ -124,15 +118,15 @@ def load_pretrained(
         return PretrainedWeights("random weights")
     if saved is not None and saved["state"]["step"]:
         note = "weights of this run; --run.init-from was for its start"
-        return PretrainedWeights(note, mean=tuple(saved["mean"]), std=tuple(saved["std"]))
+        return PretrainedWeights(note, mean_std=(tuple(saved["mean"]), tuple(saved["std"])))
     if init_from == PUBLISHED:
         found = published(model.name, world)
     else:
         found = read_weights(best_checkpoint(init_from))
     found = replace(found, weights=unwrapped(found.weights))
-    found = found if found.mean else replace(found, **usual_normalization(model.name))
-    is_for_them = found.mean is None or len(found.mean) == channels
-    return found if is_for_them else replace(found, mean=None, std=None)
+    mean_std = found.mean_std or usual_normalization(model.name)
+    is_for_them = mean_std is not None and len(mean_std[0]) == channels
+    return replace(found, mean_std=mean_std if is_for_them else None)
 
 
 def read_weights(path: Path) -> PretrainedWeights:
@@ -148,8 +142,8 @@ def read_weights(path: Path) -> PretrainedWeights:
                 about = about_tensors(file.metadata(), "classes", "mean", "std")
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if "classes" in about:
-                mean, std = check_images(about["classes"], about["mean"], about["std"])
-                known = {"classes": tuple(about["classes"]), "mean": mean, "std": std}
+                known["mean_std"] = check_images(about["classes"], about["mean"], about["std"])
+                known["classes"] = tuple(about["classes"])
         except Exception as error:
             raise UserError(f"--run.init-from {str(path)!a}: {error}") from error
         return PretrainedWeights(note, weights, **known)
@@ -159,7 +153,7 @@ def read_weights(path: Path) -> PretrainedWeights:
     saved = saved if isinstance(saved, dict) else {}
     if saved.keys() >= {"state", "config", "classes"}:
         best = parse_checkpoint(saved, path, digest)
-        return PretrainedWeights(note, best.weights, best.classes, best.mean, best.std)
+        return PretrainedWeights(note, best.weights, best.classes, (best.mean, best.std))
     entries = next((saved[name] for name in ENTRIES if isinstance(saved.get(name), dict)), saved)
     weights = {str(name): w.detach() for name, w in entries.items() if isinstance(w, Tensor)}
     try:
@@ -177,15 +171,15 @@ def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {OLD_DENSENET.sub(r"\1\2.", name): weight for name, weight in weights.items()}
 
 
-def usual_normalization(name: str) -> dict[str, Colors]:
-    """Mean and std that the published weights of the model `name` expect; none if unknown."""
+def usual_normalization(name: str) -> tuple[Colors, Colors] | None:
+    """Mean and std that the published weights of the model `name` expect; None if unknown."""
     if networks := find_library(name):
         images = networks.pretrained_config(name)
     else:
         published = published_weights(name)
         images = published and published.transforms()
     known = images is not None and images.mean
-    return {"mean": tuple(images.mean), "std": tuple(images.std)} if known else {}
+    return (tuple(images.mean), tuple(images.std)) if known else None
 
 
 def published(name: str, world: World) -> PretrainedWeights:

@@ -67,7 +67,7 @@ def probabilities(network, images, mean, std):
 def test_photographs_are_recognized_by_the_normalization_of_the_weights(
     weights, network, photographs
 ):
-    found = probabilities(network, photographs, weights.mean, weights.std)
+    found = probabilities(network, photographs, *weights.mean_std)
     assert found.argmax(1).tolist() == SEEN
     # timm normalizes the same pixels.
     config = timm.data.resolve_data_config({}, model=network)
@@ -79,6 +79,6 @@ def test_photographs_are_recognized_by_the_normalization_of_the_weights(
 
 
 def test_the_usual_mean_and_std_of_imagenet_would_be_noticed(weights, network, photographs):
-    assert weights.mean == weights.std == (0.5, 0.5, 0.5)
+    assert weights.mean_std == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     wrong = probabilities(network, photographs, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert wrong.argmax(1).tolist() != SEEN  # the palace is a bell tower

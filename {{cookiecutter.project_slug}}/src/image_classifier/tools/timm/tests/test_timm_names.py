@@ -132,7 +132,7 @@ def test_weights_of_well_known_networks_fit_at_any_size_and_their_blocks_are_fou
     network = build_model(model, 5, size)
     weights = load_pretrained(str(file), model, World(torch.device("cpu")))
     assert "is new" in weights.load_into(network, ("ant", "bee", "cat", "dog", "elk"))
-    assert weights.mean == pytest.approx([mean] * 3, abs=0.08)
+    assert weights.mean_std[0] == pytest.approx([mean] * 3, abs=0.08)
     loaded, (head, layer) = network.state_dict(), find_head(network)
     alike = [name for name, weight in published.items() if weight.equal(loaded[name])]
     assert len(alike) >= len(loaded) - 3  # but the new head's two, and positions
