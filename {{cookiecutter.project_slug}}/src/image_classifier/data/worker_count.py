@@ -19,7 +19,10 @@ GOOD_ENOUGH = 0.95  # of the highest rate: more workers cost memory for nothing
 
 
 def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[int, str]:
-    """The number of worker processes of this process, and why."""
+    """The number of worker processes of this process, and why.
+
+    Unless `data` says it, the fewest that decode about as fast as more do.
+    """
     if data.workers != "auto":
         return data.workers, "as --data.workers says"
     cores = max(1, num_cores() // world.local_size)
@@ -28,23 +31,18 @@ def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[in
     most = min(most, len(samples.source) // PART_SIZES[0])
     if most <= 1:
         return most, "the most that the cores and the number of images allow"
-    return find_fewest(samples, worker_counts(most), world)
+    seconds = seconds_per_image(samples) * len(samples.source) / world.size
+    if seconds < WORTH_SECONDS:
+        return most, f"decoding takes only {seconds:.1f} s per epoch"
+    rates = {count: round(rate(samples, count)) for count in worker_counts(most)}
+    chosen = min(n for n in rates if rates[n] >= GOOD_ENOUGH * max(rates.values()))
+    table = ", ".join(f"{count}: {images:,}" for count, images in rates.items())
+    return chosen, f"the fewest near the best of images/s measured: {table}"
 
 
 def worker_counts(most: int) -> list[int]:
     """The numbers of workers to try: `most`, and the powers of two below it."""
     return [2**power for power in range(10) if 2**power < most] + [most]
-
-
-def find_fewest(samples: Samples, counts: list[int], world: World) -> tuple[int, str]:
-    """The number of workers, of `counts`, that decode about as fast as more do, and why."""
-    seconds = seconds_per_image(samples) * len(samples.source) / world.size
-    if seconds < WORTH_SECONDS:
-        return max(counts), f"decoding takes only {seconds:.1f} s per epoch"
-    rates = {count: round(rate(samples, count)) for count in counts}
-    chosen = min(n for n in rates if rates[n] >= GOOD_ENOUGH * max(rates.values()))
-    table = ", ".join(f"{count}: {images:,}" for count, images in rates.items())
-    return chosen, f"the fewest near the best of images/s measured: {table}"
 
 
 def seconds_per_image(samples: Samples) -> float:
