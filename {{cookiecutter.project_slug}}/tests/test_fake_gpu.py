@@ -303,7 +303,7 @@ def evaluated(gpu, config):
     data = EvalData(config.data, "val", World(GPU), batch_size=40, task=task)
     list(data.batches())
     with gpu.waits(1):
-        return evaluate(model, data, normalize, precision, World(GPU))
+        return evaluate(model, data, normalize, precision)
 
 
 @pytest.mark.parametrize(

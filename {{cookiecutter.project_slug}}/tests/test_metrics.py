@@ -53,7 +53,7 @@ def evaluated(config, model, world):
     """The scores of a model on the validation images."""
     precision = Precision("fp32", config.compute, config.optim, world.device)
     data = EvalData(config.data, "val", world)
-    return evaluate(model, data, Normalize(data.source, 32, precision), precision, world)
+    return evaluate(model, data, Normalize(data.source, 32, precision), precision)
 
 
 def evaluated_on_sets(config):

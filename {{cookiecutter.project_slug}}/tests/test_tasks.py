@@ -90,7 +90,7 @@ def evaluated_on(task, world):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32**2, CLASSES))
     precision = Precision("fp32", config.compute, config.optim, world.device)
-    scores = evaluate(model, data, Normalize(data.source, 32, precision), precision, world)
+    scores = evaluate(model, data, Normalize(data.source, 32, precision), precision)
     return scores, scores.metrics(*scores.names)
 
 

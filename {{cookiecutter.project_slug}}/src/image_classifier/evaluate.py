@@ -23,7 +23,6 @@ from .metrics import (
 from .models import find_head
 from .precision import Precision
 from .preprocess import VIEWS, Normalize
-from .runtime.distributed import World
 from .tasks import TASKS, ImageResult
 
 MOST_KEPT = 2**26  # probabilities of all images and classes, which each rank keeps: 256 MB
@@ -85,7 +84,7 @@ class Scores:
 
 
 def evaluate(
-    model: nn.Module, data: EvalData, normalize: Normalize, precision: Precision, world: World
+    model: nn.Module, data: EvalData, normalize: Normalize, precision: Precision
 ) -> Scores:
     """Evaluate `model` on all images of `data`, of which each rank has a part.
 
@@ -96,6 +95,7 @@ def evaluate(
         UserError: if an image cannot be read, unless a tool passes over it, or none can.
         FaultError: if too many cannot be read, or a data worker was killed.
     """
+    world = data.world
     task = TASKS[data.source.task]
     num_classes = len(data.source.classes)
     is_whole = keeps_all(data.source)

@@ -77,9 +77,8 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
         best = None
 
         def evaluate_best() -> Scores:
-            how = training.normalize, training.precision, world
             with pace.limit.evaluation(), parallel.whole(state.best_model):
-                return evaluate(state.best_model, val_data, *how)
+                return evaluate(state.best_model, val_data, training.normalize, training.precision)
 
         def judge(what: str) -> Scores:
             scores = evaluate_best()

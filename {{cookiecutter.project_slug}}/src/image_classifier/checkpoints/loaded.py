@@ -58,9 +58,9 @@ class LoadedModel(Best):
         self.check_images(images.source, split)
         return images
 
-    def evaluate(self, images: EvalData, world: World) -> Scores:
+    def evaluate(self, images: EvalData) -> Scores:
         """The scores on all images, of which each rank has a part; see `evaluate`."""
-        return evaluate(self.model, images, self.normalize, self.precision, world)
+        return evaluate(self.model, images, self.normalize, self.precision)
 
     def check_images(self, source: Source, split: str) -> Source:
         """The images, if they have labels for the task of the model, of some of its classes.

@@ -107,4 +107,4 @@ def probabilities_of(run: Run, fold: Source) -> Tensor:
     with join_world(compute) as world:
         loaded = load_model(str(run.folder), compute, world)
         images = loaded.open_images("val", world, RunConfig(dir=str(run.folder)))
-        return loaded.evaluate(images, world).predictions.probabilities
+        return loaded.evaluate(images).predictions.probabilities

@@ -42,7 +42,7 @@ def average_weights(
         each = {ascii(str(member.path)): member.weights for member in members}
         for name, own in (each | {"the mean of their weights": weights}).items():
             load_weights(loaded.model, own)
-            found = loaded.evaluate(images, world)
+            found = loaded.evaluate(images)
             scores.append(found.value(metric))
             print(f"{metric_text(metric, scores[-1])}: {name}")
     *others, of_mean = scores

@@ -26,7 +26,7 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         data = replace(data, root=root or data.root)
         own = RunConfig(dir=run if Path(run).is_dir() else "")
         images = loaded.open_images(split, world, own, data)
-        scores = loaded.evaluate(images, world)
+        scores = loaded.evaluate(images)
         if world.is_main:
             for note in images.source.notes:
                 print(note)

@@ -49,7 +49,7 @@ def open_observer(setup: Setup) -> Observer:
         if result.model is None:
             say("test: not scored, as no process has all weights: `evaluate RUN --split test`")
             return ""
-        scores = evaluate(result.model, images, setup.normalize, setup.precision, world)
+        scores = evaluate(result.model, images, setup.normalize, setup.precision)
         images.close()
         metrics = scores.metrics(*scores.names)
         keep(Path(config.run.dir), {n.replace("val/", "test/"): v for n, v in metrics.items()})

@@ -53,7 +53,7 @@ def open_observer(setup: Setup) -> Observer:
     def judge(model: nn.Module) -> dict[str, float]:
         nonlocal scores
         try:
-            scores = evaluate(model, sample, setup.normalize, setup.precision, sample.world)
+            scores = evaluate(model, sample, setup.normalize, setup.precision)
         except UserError:  # none of so few images can be read
             return {}
         score = scores.value(metric)

@@ -142,7 +142,7 @@ def test_a_run_changes_no_pretrained_matrix_and_saves_weights_that_fit_without_l
     torch.testing.assert_close(saved, best, rtol=0, atol=0)
     trained = load_model(adapted.run.dir, adapted.compute, CPU)
     val = EvalData(adapted.data, "val", CPU, adapted.run, 16)
-    scores = evaluate(trained.model, val, trained.normalize, trained.precision, CPU)
+    scores = evaluate(trained.model, val, trained.normalize, trained.precision)
     logged_losses = [row["val/loss"] for row in logged(adapted.run.dir) if "val/loss" in row]
     assert min(abs(loss - scores.value("loss")) for loss in logged_losses) < 1e-5
     # Another run begins with what this one has learned, with other adapters or none.

@@ -101,7 +101,7 @@ def test_predictions_are_those_of_an_evaluation(run, photos, tmp_path):
     assert predict(run, photos / "val", "--out", out, "--workers", 2) == 0
     trained = load_model(run, ComputeConfig(device="cpu"), world)
     data = EvalData(trained.config.data, "val", world)
-    scores = evaluate(trained.model, data, trained.normalize, trained.precision, world)
+    scores = evaluate(trained.model, data, trained.normalize, trained.precision)
     rows, found = rows_of(out), scores.predictions
     assert [row["path"] for row in rows] == [str(data.source.paths[n]) for n in range(4)]
     assert [row["label"] for row in rows] == [data.source.classes[n] for n in found.predicted]

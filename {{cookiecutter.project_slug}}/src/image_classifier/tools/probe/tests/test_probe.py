@@ -71,7 +71,7 @@ def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(
     world = World(torch.device("cpu"))
     trained = load_model(str(folder), ComputeConfig(device="cpu"), world)
     data = EvalData(trained.config.data, "val", world)
-    scores = evaluate(trained.model, data, trained.normalize, trained.precision, world)
+    scores = evaluate(trained.model, data, trained.normalize, trained.precision)
     assert scores.value("top1") == row["val/top1"]
     assert scores.value("loss") == pytest.approx(row["val/loss"], rel=1e-4)
     others = {"evaluate": [], "predict": [str(photos / "val")], "compare": [str(folder)]}
