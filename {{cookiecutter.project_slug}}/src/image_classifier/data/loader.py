@@ -75,7 +75,7 @@ class TrainData:
         else:
             # The device cuts random boxes from whole images, if these are equal squares.
             side = (self.cropper == "device" and common_side(self.source)) or data.image_size
-            pixels, bad = load_shared(self.source, side, world, self.note, data.fit)
+            pixels, bad = load_shared(self.source, replace(data, image_size=side), self.note, world)
             self.pixels = pixels.to(self.home)
             labels = self.source.labels.clone()
             labels[bad] = LEFT_OUT
@@ -250,9 +250,8 @@ class EvalData:
                 yield Batch(batch.pixels, batch.labels)
             return
         if self.pixels is None:  # their crop is always the same: they are decoded only once
-            how = self.data.image_size, self.note, self.world.local_size
             with torch.inference_mode(False):  # it does not reach the threads that fill a tensor
-                pixels, bad = load(self.source, self.indices, *how, fit=self.data.fit)
+                pixels, bad = load(self.source, self.indices, self.data, self.note, self.world)
                 self.labels[bad.to(self.world.device)] = LEFT_OUT
             self.pixels = pixels.to(self.world.device)
         for start in range(0, len(self.indices), self.batch_size):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import AugmentConfig
+from ..config import AugmentConfig, DataConfig
 from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.machine import num_cores
@@ -97,37 +97,37 @@ class Samples:
 
 
 def load_shared(
-    source: Source, side: int, world: World, note: Note, fit: str
+    source: Source, data: DataConfig, note: Note, world: World
 ) -> tuple[Tensor, Tensor]:
     """All images, of which each rank decodes its part, and which of them are unreadable: `load`."""
     numbers = torch.arange(len(source))
     if source.pixels is not None or world.size == 1:
-        return load(source, numbers, side, note, world.local_size, fit=fit)
-    pixels = source.empty(len(source), side).zero_()
+        return load(source, numbers, data, note, world)
+    pixels = source.empty(len(source), data.image_size).zero_()
     bad = torch.zeros(len(source), dtype=torch.int32)
     own = slice(world.rank, None, world.size)
     parts = (tensor.split(SHARED_TOGETHER) for tensor in (numbers, pixels, bad))
     for part, images, is_bad in zip(*parts, strict=True):
-        images[own], is_bad[own] = load(source, part[own], side, note, world.local_size, fit=fit)
+        images[own], is_bad[own] = load(source, part[own], data, note, world)
         content = images.view(torch.uint8)  # gloo adds no numbers of 16 bits
         content.copy_(world.all_reduce_sum(content.to(world.device)))
     return pixels, world.all_reduce_sum(bad.to(world.device)).cpu().bool()
 
 
 def load(
-    source: Source, indices: Tensor, side: int, note: Note, sharers: int, *, fit: str = "crop"
+    source: Source, indices: Tensor, data: DataConfig, note: Note, world: World
 ) -> tuple[Tensor, Tensor]:
-    """The images at `indices`, made squares as `fit` says: (count, side, side, channels).
+    """The images at `indices`, made squares as `data` says: (count, side, side, channels).
 
     And which are unreadable, (count,) bool: these are black, and `note` is called for each.
-    `sharers` is the number of processes that share the cores.
     """
+    side = data.image_size
     bad = torch.zeros(len(indices), dtype=torch.bool)
     if source.pixels is not None and source.pixels.shape[1:3] == (side, side):
         whole = len(indices) == len(source)
         return source.pixels if whole else take(source.pixels, indices), bad
     pixels = source.empty(len(indices), side)
-    samples = Samples(source, side, fit=fit)
+    samples = Samples(source, side, fit=data.fit)
 
     def fill(first: int, stop: int) -> float:
         began = time.perf_counter()
@@ -141,7 +141,7 @@ def load(
     # free. They would share what draws random numbers.
     fill(0, 1)  # imports decoders
     busy = fill(1, PROBED) / (PROBED - 1) / LOCKED_SECONDS
-    most = 1 if source.is_random else min(num_cores() // sharers, round(busy))
+    most = 1 if source.is_random else min(num_cores() // world.local_size, round(busy))
     firsts = range(PROBED, len(indices), LOADED_TOGETHER)
     with ThreadPoolExecutor(max(1, most)) as threads:
         list(threads.map(lambda first: fill(first, first + LOADED_TOGETHER), firsts))
