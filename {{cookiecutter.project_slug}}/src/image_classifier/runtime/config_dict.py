@@ -9,7 +9,6 @@ from ..errors import UserError
 from ..extensions import flag, of_tools
 from .command_line import HELP, parse
 
-MISSING = object()
 # Options that are tools' now, with the values that saved configs of pretuned 0.1 have where they
 # were not used.
 MOVED = {
@@ -76,7 +75,7 @@ def to_save(config: Config) -> dict[str, Any]:
     So it can be read when the tool has gone.
     """
     usual = of_tools()
-    return {knob: v for knob, v in flatten(config).items() if usual.get(knob, MISSING) != v}
+    return {knob: v for knob, v in flatten(config).items() if knob not in usual or v != usual[knob]}
 
 
 def sections(options: Any, kind: type = Config) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
@@ -101,7 +100,7 @@ def of_others(flat: dict[str, Any]) -> dict[str, Any]:
 
 def is_used(knob: str, value: object) -> bool:
     """Whether a saved config says more by this than that an option was left as it was."""
-    return MOVED.get(knob, MISSING) != ([*value] if isinstance(value, tuple) else value)
+    return knob not in MOVED or MOVED[knob] != ([*value] if isinstance(value, tuple) else value)
 
 
 def unflatten(flat: dict[str, Any]) -> Config:
