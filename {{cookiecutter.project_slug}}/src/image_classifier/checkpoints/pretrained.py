@@ -56,15 +56,15 @@ class PretrainedWeights:
         if not self.weights:
             return self.note
         head, _ = find_head(model)
-        own = {weight for layer in find_heads(model) for weight in layer.parameters()}
-        in_head = {name for name, weight in model.named_parameters() if weight in own}
         is_new = not self.knows(model, classes)
-        weights = {n: w for n, w in self.weights.items() if not (is_new and n in in_head)}
+        own = {weight for layer in find_heads(model) for weight in layer.parameters()}
+        kept = {name for name, weight in model.named_parameters() if is_new and weight in own}
+        weights = {name: weight for name, weight in self.weights.items() if name not in kept}
         stems = adapt_channels(weights, model)
         try:
             missing, unexpected = load_weights(model, weights, strict=False)
             # Not the batches that BatchNorm counted: torch adds those that older files lack.
-            if alone := tuple(sorted({*missing, *unexpected} - (in_head if is_new else set()))):
+            if alone := tuple(sorted({*missing, *unexpected} - kept)):
                 raise RuntimeError(f"only one of the two has {some(alone)}")
         except RuntimeError as error:
             raise UserError(
