@@ -61,10 +61,7 @@ def commands() -> dict[str, Callable[[list[str]], int]]:
 def train(words: list[str]) -> int:
     """Train: `train [PRESET] [--FLAG VALUE ...]`; the same command continues a run."""
     name, preset = take_preset(words, "shapes", "runs/{}")
-    presets = all_presets()
-    width = max(map(len, presets))
-    lines = "\n".join(f"  {key:<{width}}  {summary(make)}" for key, make in presets.items())
-    about = f"Train. Presets, of which this is `{name}`:\n\n{lines}"
+    about = f"Train. Presets, of which this is `{name}`:\n\n{summaries(all_presets())}"
     config = parse(Config, words, prog=f"{command('train')} {name}", about=about, default=preset)
 
     def work() -> None:
@@ -77,16 +74,19 @@ def train(words: list[str]) -> int:
 
 def overview() -> str:
     """What to type first, and the verbs with what they do."""
-    verbs = commands()
     train = command("train")
-    width = max(map(len, verbs))
     root = f"{train} --data.root photos"
-    lines = "\n".join(f"  {name:<{width}}  {summary(verb)}" for name, verb in verbs.items())
     return (
         f"To begin:\n\n  {train:<{len(root)}}  train on shapes that are drawn on the spot\n"
         f"  {root}  fine-tune on your own images: photos/<class>/1.jpg\n\n"
-        f"Commands, each with a --help of its own:\n\n{lines}"
+        f"Commands, each with a --help of its own:\n\n{summaries(commands())}"
     )
+
+
+def summaries(functions: dict[str, Callable]) -> str:
+    """A line for each of `functions`: its name, and the first line of its docstring."""
+    width = max(map(len, functions))
+    return "\n".join(f"  {name:<{width}}  {summary(one)}" for name, one in functions.items())
 
 
 def versions() -> str:
