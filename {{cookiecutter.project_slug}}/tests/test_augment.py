@@ -134,7 +134,7 @@ def test_crops_are_those_of_pillow():
 @pytest.mark.parametrize("tta", VIEWS)
 def test_an_image_and_its_mirror_image_get_one_prediction(tta):
     images = IMAGES.permute(0, 3, 1, 2)
-    normalize = Normalize(SOURCE, 12, PRECISION, AugmentConfig(tta=tta))
+    normalize = Normalize(SOURCE, 12, PRECISION, tta)
     views, weights = zip(*normalize.views(images), strict=True)
     assert sum(weights) == 1
     assert torch.equal(views[0], normalize(images))

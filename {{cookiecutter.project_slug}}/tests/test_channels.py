@@ -290,7 +290,7 @@ def test_deep_images_are_normalized_by_their_range():
     source = changed(source, mean=mean, std=std)
     fp32 = type("Fp32", (), {"device": CPU.device, "memory_format": torch.contiguous_format})
     images = source.pixels.permute(0, 3, 1, 2)
-    (view, _), *_ = Normalize(source, 16, fp32, AugmentConfig(tta="flip")).views(images)
+    (view, _), *_ = Normalize(source, 16, fp32, "flip").views(images)
     torch.testing.assert_close(view.mean((0, 2, 3)), torch.zeros(5), atol=1e-4, rtol=0)
     torch.testing.assert_close(view.std((0, 2, 3), correction=0), torch.ones(5), atol=1e-3, rtol=0)
 

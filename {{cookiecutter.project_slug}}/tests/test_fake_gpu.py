@@ -168,7 +168,7 @@ def opened(config):
     world = World(GPU)
     data = TrainData(changed(config, data__where="device"), world)
     precision = Precision(config.precision, config.compute, config.optim, GPU)
-    normalize = Normalize(data.source, config.data.max_size, precision, config.augment)
+    normalize = Normalize(data.source, config.data.max_size, precision, config.augment.tta)
     return data, precision, normalize, build_augment(config.augment, data, normalize, 0)
 
 

@@ -24,7 +24,6 @@ from torch.testing import assert_close
 
 from image_classifier import evaluate as evaluation
 from image_classifier.checkpoints import load_best
-from image_classifier.config import AugmentConfig
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import EvalData
 from image_classifier.errors import UserError
@@ -239,7 +238,7 @@ def test_features_are_averaged_over_views_as_logits_are(config):
     source = Source(LABELS, CLASSES, torch.randint(256, (6, 8, 8, 3)).byte())
     model = nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * 3, 2)).eval()
     precision = Precision("fp32", config.compute, config.optim, CPU.device)
-    normalize = Normalize(source, 8, precision, AugmentConfig(tta="shift"))
+    normalize = Normalize(source, 8, precision, "shift")
     logits, features = predict_features(
         model, source.pixels.permute(0, 3, 1, 2), normalize, precision
     )

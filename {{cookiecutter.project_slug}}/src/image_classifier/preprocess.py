@@ -9,7 +9,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .config import AugmentConfig
 from .data import shift_and_flip
 from .precision import Precision
 
@@ -41,18 +40,12 @@ class Pixels(Protocol):
 class Normalize:
     """Scales pixels, whole numbers, to mean 0 and standard deviation 1 of each channel."""
 
-    def __init__(
-        self,
-        source: Pixels,
-        size: int,
-        precision: Precision,
-        augment: AugmentConfig | None = None,
-    ) -> None:
+    def __init__(self, source: Pixels, size: int, precision: Precision, tta: str = "none") -> None:
         """For images of up to `size` pixels, in the memory format of the model.
 
-        `augment` says which views evaluation averages; without it, one.
+        `tta` says which views evaluation averages: see `VIEWS`.
         """
-        self.tta = augment.tta if augment else "none"
+        self.tta = tta
         device = precision.device
         self.memory_format = precision.memory_format
         largest = 2**source.bits - 1

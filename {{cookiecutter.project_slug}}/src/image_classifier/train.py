@@ -144,7 +144,7 @@ class Training:
         )
         self.parallel = open_parallel(config, world)
         source = data.source
-        self.normalize = Normalize(source, config.data.max_size, self.precision, config.augment)
+        self.normalize = Normalize(source, config.data.max_size, self.precision, config.augment.tta)
         self.augment = build_augment(config.augment, data, self.normalize, config.seed)
         self.loss_fn = build_loss(config, data, batch_size)
         model = init_model(config, data, self.normalize)

@@ -114,6 +114,6 @@ def place_model(best: Best, compute: ComputeConfig, world: World) -> LoadedModel
     return LoadedModel(
         **vars(best) | {"weights": model.state_dict()},  # those of the file need not stay
         model=model,
-        normalize=Normalize(best, config.data.eval_size, precision, config.augment),
+        normalize=Normalize(best, config.data.eval_size, precision, config.augment.tta),
         precision=precision,
     )

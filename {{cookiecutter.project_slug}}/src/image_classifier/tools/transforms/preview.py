@@ -65,7 +65,7 @@ def seen(
     step of the epoch.
     """
     precision = Precision("fp32", config.compute, config.optim, world.device)
-    normalize = Normalize(data.source, config.data.max_size, precision, config.augment)
+    normalize = Normalize(data.source, config.data.max_size, precision, config.augment.tta)
     augment = build_augment(config.augment, data, normalize, config.seed)
     _, numbers = next(data.places(0, 1))
     count = len(numbers)
