@@ -301,7 +301,7 @@ def test_training_and_evaluation_fit_images_alike(on_photos, where, fit):
     config = changed(on_photos, data__where=where, data__workers=0, data__fit=fit)
     config = changed(config, augment=AugmentConfig(crop="none", flip="none"))
     source = open_dataset(config.data, "train")
-    expected = Samples(replace(source, mean=(0.485, 0.456, 0.406)), 32, fit=fit)
+    expected = Samples(replace(source, mean=(0.485, 0.456, 0.406)), config.data)
     rows = source.empty(len(source), 32)
     expected.fill(rows, 0, torch.arange(len(source)).numpy())
     with contextlib.closing(TrainData(config, CPU)) as data:

@@ -103,7 +103,7 @@ def test_ranks_on_a_machine_share_its_cores(monkeypatch, photos):
     monkeypatch.setattr(worker_count, "PART_SIZES", (1, 64))
     data = DataConfig(name="folder", root=str(photos))
     source = open_dataset(data, "train")
-    kept = samples.Samples(source, 32)
+    kept = samples.Samples(source, data)
     on_gpu = replace(world, device=torch.device("cuda", 0))
     assert worker_count.choose_workers(data, kept, world)[0] == 2  # the model needs the other two
     assert worker_count.choose_workers(data, kept, on_gpu)[0] == 4
@@ -275,7 +275,7 @@ def test_images_are_where_the_memory_of_every_rank_suffices(config, monkeypatch)
 
 def test_ranks_on_a_machine_share_the_memory_for_batches(on_photos, monkeypatch):
     data = replace(on_photos.data, workers=1)
-    samples = Samples(open_dataset(data, "train"), 32)
+    samples = Samples(open_dataset(data, "train"), data)
     batches = 10 * 4 * 3 * 32**2 / autotune.SLOTS_SHARE
     monkeypatch.setattr(autotune, "host_memory_bytes", lambda: batches)
     alone, four = (World(CPU, local_size=n) for n in (1, 4))

@@ -142,7 +142,7 @@ def test_workers_mirror_images_as_the_option_says(on_photos):
 
     def mirrored(flip, *draws):
         crops = AugmentConfig(crop="resized", flip=flip)
-        samples = Samples(source, 32, crops=crops)
+        samples = Samples(source, on_photos.data, crops=crops)
         return [[samples.is_mirrored(0, epoch, draw) for epoch in range(4)] for draw in draws]
 
     assert mirrored("none", 0.4, 0.6) == [[False] * 4] * 2

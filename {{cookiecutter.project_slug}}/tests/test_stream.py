@@ -20,6 +20,7 @@ import torch
 from conftest import changed, is_alive, needs_fork, run_alone, start, wait_for
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from image_classifier.config import DataConfig
 from image_classifier.data import (
     autotune,
     batch,
@@ -97,7 +98,9 @@ def test_a_program_that_leaves_its_data_open_ends(streamed):
 def test_workers_copy_no_names_of_files_and_take_no_shared_memory_of_docker():
     count = 400_000
     paths = PathList("photos", (b"ant/%08d.jpg" % number for number in range(count)))
-    samples = Samples(Source(torch.zeros(count).long(), ("ant",), paths=paths), 8)
+    samples = Samples(
+        Source(torch.zeros(count).long(), ("ant",), paths=paths), DataConfig(image_size=8)
+    )
     picked, copied = torch.arange(0, count, 16), {}  # some of each page, whatever it holds
 
     def look_up(_, epoch, asked):
@@ -128,7 +131,7 @@ def test_slots_take_the_memory_that_there_is(streamed, monkeypatch):
 @needs_fork
 @pytest.mark.parametrize(("size", "workers", "ahead"), [(20, 0, 4), (5, 1, 1), (150, 2, 4)])
 def test_no_slot_is_written_while_it_is_in_use(streamed, size, workers, ahead):
-    samples = Samples(open_dataset(streamed.data, "train"), 32)
+    samples = Samples(open_dataset(streamed.data, "train"), streamed.data)
     samples.fill = lambda out, epoch, _: (out.fill_(epoch), {})[1]
     loader = SharedMemoryLoader(samples, size, workers, ahead, pin=False)
     sizes = [size] * 9 + [size // 2]
@@ -236,7 +239,7 @@ def test_memory_that_can_not_be_locked_is_noticed(config, monkeypatch, refused):
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(shared_memory, "forget_cuda_error", forget)
-    samples = Samples(open_dataset(config.data, "train"), 32)
+    samples = Samples(open_dataset(config.data, "train"), config.data)
     batches = SharedMemoryLoader(samples, 4, workers=0, prefetch_batches=1, pin=True)
     batches.start()
     batches.close()
@@ -259,7 +262,7 @@ def test_an_error_on_the_gpu_leaves_no_worker_and_stays_the_one_that_is_told(con
     cuda.cudaHostRegister.return_value = 0
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
-    samples = Samples(open_dataset(config.data, "train"), 32)
+    samples = Samples(open_dataset(config.data, "train"), config.data)
     batches = SharedMemoryLoader(samples, 4, workers=2, prefetch_batches=1, pin=True)
     next(batches.begin([(0, torch.arange(4))]))
     workers = batches.workers
@@ -300,7 +303,7 @@ def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(monkeypatch, c
 
 @needs_fork
 def test_an_unreadable_image_is_left_out_wherever_it_is_in_a_batch(streamed):
-    samples, noted = Samples(open_dataset(streamed.data, "train"), 32), []
+    samples, noted = Samples(open_dataset(streamed.data, "train"), streamed.data), []
     samples.fill = lambda *_: {1: "damaged"}  # the second of each part, of which each has 8 images
     note = lambda index, _: noted.append(index)  # noqa: E731
     with contextlib.closing(SharedMemoryLoader(samples, 12, 1, 1, pin=False, note=note)) as batches:
@@ -309,7 +312,7 @@ def test_an_unreadable_image_is_left_out_wherever_it_is_in_a_batch(streamed):
 
 
 def test_the_time_that_decoding_takes_adds_up(streamed):
-    samples = Samples(open_dataset(streamed.data, "train"), 32)
+    samples = Samples(open_dataset(streamed.data, "train"), streamed.data)
     samples.fill = lambda *_: (time.sleep(0.01), {})[1]
     batches = SharedMemoryLoader(samples, 4, 0, 1, pin=False)
     list(batches.begin([(0, torch.arange(4))] * 3))
@@ -318,7 +321,7 @@ def test_the_time_that_decoding_takes_adds_up(streamed):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=needs_fork)])
 def test_what_ends_a_run_in_a_worker_is_told_as_it_is(streamed, workers):
-    samples = Samples(open_dataset(streamed.data, "train"), 32)
+    samples = Samples(open_dataset(streamed.data, "train"), streamed.data)
     samples.fill = Mock(side_effect=FaultError("no more images can be read: planted"))
     loader = SharedMemoryLoader(samples, 4, workers, 1, pin=False)
     with contextlib.closing(loader) as batches, pytest.raises(FaultError, match=r"planted$"):

@@ -13,7 +13,7 @@ from image_classifier.runtime.distributed import World
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_the_number_of_workers_is_measured_if_that_is_worth_it(on_photos, device, monkeypatch):
     data = changed(on_photos, data__workers="auto", data__limit=0).data
-    samples, world = Samples(open_dataset(data, "train"), 32), World(torch.device(device))
+    samples, world = Samples(open_dataset(data, "train"), data), World(torch.device(device))
     monkeypatch.setattr(worker_count, "num_cores", lambda: 8)
     monkeypatch.setattr(worker_count, "PROBED_TOGETHER", 5)  # of 12: batches of equal size
     for module in (shared_memory, worker_count):

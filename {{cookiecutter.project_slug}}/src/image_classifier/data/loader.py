@@ -67,7 +67,7 @@ class TrainData:
         self.cropper = who_crops(augment, self.where)
         if self.where == "stream":
             crops = augment if self.cropper == "workers" else None
-            samples = Samples(self.source, data.image_size, config.seed, crops, data.fit)
+            samples = Samples(self.source, data, config.seed, crops)
             self.loader, why = open_loader(samples, data, world, self.note, self.run)
             self.workers = self.loader.num_workers
             self.data = replace(data, workers=self.workers)  # evaluation has as many
@@ -229,7 +229,7 @@ class EvalData:
         self.loader = None
         needed = len(self.indices) * data.image_size**2 * self.source.pixel_bytes
         if data.where == "stream" or not fits_memory(needed, world.device, world):
-            samples = Samples(self.source, data.image_size, fit=data.fit)
+            samples = Samples(self.source, data)
             data = replace(data, batch_size=self.batch_size * world.size)
             self.loader, _ = open_loader(samples, data, world, self.note, run)
 

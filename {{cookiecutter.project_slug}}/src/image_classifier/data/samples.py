@@ -38,21 +38,13 @@ class Samples:
     """
 
     def __init__(
-        self,
-        source: Source,
-        size: int,
-        seed: int = 0,
-        crops: AugmentConfig | None = None,
-        fit: str = "crop",
+        self, source: Source, data: DataConfig, seed: int = 0, crops: AugmentConfig | None = None
     ) -> None:
-        """Samples of side `size` in pixels, cropped and flipped as `crops` says if it is given.
-
-        `fit` is how other images become squares: see `data.fit`.
-        """
+        """Samples of the size in `data`, cropped and flipped as `crops` says if it is given."""
         self.source = source
-        self.size = size
+        self.size = data.image_size
         self.seed = seed
-        self.fit = partial(fit_square, fit=fit, mean=source.mean)
+        self.fit = partial(fit_square, fit=data.fit, mean=source.mean)
         # Where workers crop they flip too; else the device does both, to all images of a batch.
         self.min_area, self.flip = (crops.min_scale, crops.flip) if crops else (None, "none")
         alternates = self.flip == "alternating"
@@ -127,7 +119,7 @@ def load(
         whole = len(indices) == len(source)
         return source.pixels if whole else take(source.pixels, indices), bad
     pixels = source.empty(len(indices), side)
-    samples = Samples(source, side, fit=data.fit)
+    samples = Samples(source, data)
 
     def fill(first: int, stop: int) -> float:
         began = time.perf_counter()

@@ -152,7 +152,7 @@ def open_explainer(
             raise UserError(f"they say little of images of {side} pixels")
         device = normalize.scale.device
         pixels = data.source.empty(len(indices), side)
-        Samples(data.source, side, fit=data.data.fit).fill(pixels, 0, np.array(indices))
+        Samples(data.source, data.data).fill(pixels, 0, np.array(indices))
         images = normalize(pixels.to(device).permute(0, 3, 1, 2))
         heat = heat_maps(model, images, torch.tensor(classes, device=device))
         return painted(pixels, heat.cpu())

@@ -48,7 +48,7 @@ class Images:
         kind = {"channels": data.channels, "bits": data.bits}
         kind |= {"mean": trained.mean, "std": trained.std}
         self.source = Source(labels, trained.classes, paths=files, **kind)
-        samples = Samples(self.source, data.image_size, fit=data.fit)
+        samples = Samples(self.source, data)
         self.errors: dict[int, str] = {}  # why images cannot be read, by their numbers
         self.loader, _ = open_loader(samples, data, world, self.errors.__setitem__)
 

@@ -100,7 +100,7 @@ def loaded(config: Config, data: TrainData, numbers: Tensor, epoch: int | None =
     As they are, or as workers crop them in `epoch`.
     """
     crops = config.augment if data.cropper == "workers" and epoch is not None else None
-    samples = Samples(data.source, config.data.image_size, config.seed, crops, config.data.fit)
+    samples = Samples(data.source, config.data, config.seed, crops)
     pixels = data.source.empty(len(numbers), samples.size)
     for row, reason in samples.fill(pixels, epoch or 0, numbers.numpy()).items():
         data.note(int(images_of(numbers[row], len(data))), reason)
