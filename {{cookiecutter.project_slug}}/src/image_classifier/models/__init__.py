@@ -57,7 +57,7 @@ def build_model(
             raise UserError(f"{model.name} has no stochastic depth: --model.drop-path 0")
         network = known[model.name](model, num_classes, image_size, channels)
     else:
-        network = torchvision(model, num_classes, image_size, channels, others=tuple(known))
+        network = torchvision(model, num_classes, image_size, channels, tuple(known))
     for change_network in functions("network", "change_network"):
         change_network(network, model, image_size, channels)
     if model.dropout:

@@ -16,11 +16,7 @@ AUXILIARY = ("googlenet", "inception_v3")  # would return more than logits in tr
 
 
 def torchvision(
-    model: ModelConfig,
-    num_classes: int,
-    image_size: int,
-    channels: int,
-    others: tuple[str, ...] = (),
+    model: ModelConfig, num_classes: int, image_size: int, channels: int, others: tuple[str, ...]
 ) -> nn.Module:
     """Torchvision's model `model.name`, for images of `channels`, with a head for `num_classes`.
 
