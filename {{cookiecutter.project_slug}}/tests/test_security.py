@@ -128,7 +128,7 @@ def test_names_of_all_scripts_are_shown_and_nothing_moves_the_cursor():
         assert printable(text) == text
     scores = {"val/top1": 1.0, "val/top5": 1.0, "val/loss": 0.0}
     classes = ("\x1b[2Jant", "bee\n\u2028")  # as a checkpoint may bring them
-    text = scores_text(scores, (1.0, 0.5), classes)
+    text = scores_text(scores, (1.0, 0.5), classes, "top1")
     assert r"\x1b[2Jant" in text
     assert r"bee\n\u2028" in text
 

@@ -142,6 +142,7 @@ METRICS: dict[str, Metric] = {
 }
 # In each line on an evaluation.
 MAIN = [name for name, metric in METRICS.items() if metric.function is None]
+MOST_SHOWN = 20  # classes whose scores are printed
 
 
 def find_metric(name: str) -> Metric:
@@ -193,13 +194,9 @@ def words(metrics: dict[str, float], names: Iterable[str]) -> str:
 
 
 def scores_text(
-    metrics: dict[str, float],
-    shares: Sequence[float],
-    classes: tuple[str, ...],
-    best_by: str = "top1",
-    most: int = 20,
+    metrics: dict[str, float], shares: Sequence[float], classes: tuple[str, ...], best_by: str
 ) -> str:
-    """The scores of up to `most` classes, worst first, and the metrics of an evaluation.
+    """The scores of up to MOST_SHOWN classes, worst first, and the metrics of an evaluation.
 
     `shares` are from 0 to 1, one for each class, nan if nothing is known of it; or none at all.
     """
@@ -207,8 +204,8 @@ def scores_text(
     pairs = zip(shares, names, strict=False)
     ranked = sorted((share, name) for share, name in pairs if not isnan(share))
     width = max(map(len, names))
-    lines = [f"  {name:<{width}} {share:7.2%}" for share, name in ranked[:most]]
-    if len(ranked) > most:
-        lines.append(f"  and {len(ranked) - most} classes with higher values")
+    lines = [f"  {name:<{width}} {share:7.2%}" for share, name in ranked[:MOST_SHOWN]]
+    if len(ranked) > MOST_SHOWN:
+        lines.append(f"  and {len(ranked) - MOST_SHOWN} classes with higher values")
     lines.append(words(metrics, [name for name in METRICS if name not in (best_by, *MAIN)]))
     return "\n".join([*filter(None, lines), phrase(metrics, best_by)])

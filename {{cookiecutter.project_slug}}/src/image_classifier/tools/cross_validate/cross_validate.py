@@ -76,7 +76,7 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     write_json(recipe.folder / "results.json", content)
     print_table("fold", dict(enumerate(runs)))
     print(f"{num_images:,} images, each validated once by the run that did not train on it:")
-    print(scores_text(scores, recall, classes))
+    print(scores_text(scores, recall, classes, "top1"))
     if any(run.score != run.last_score for run in runs):
         print("of each fold the weights that are the best on its own images: optimistic")
     print(f"by folds: {metric_title(metric)} {mean_text(found, f'{count} folds', metric)}")
