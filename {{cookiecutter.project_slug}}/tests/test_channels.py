@@ -278,7 +278,7 @@ def test_images_of_other_channels_are_not_normalized_as_those_of_the_weights(tmp
     about |= {"mean": "[0.1, 0.2, 0.3]", "std": "[0.4, 0.5, 0.6]"}
     path = tmp_path / "w.safetensors"
     save_file(build_model(name, 2, 32).state_dict(), path, about)
-    found = [load_pretrained(str(path), name, CPU, None, channels) for channels in (3, 1)]
+    found = [load_pretrained(str(path), "resnet9", CPU, None, channels) for channels in (3, 1)]
     assert [weights.mean_std for weights in found] == [((0.1, 0.2, 0.3), (0.4, 0.5, 0.6)), None]
 
 

@@ -45,7 +45,7 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
         reproducibility = seed_everything(config.seed, config.deterministic, world.device)
         saved = world.read_once(lambda: read_newest(run, world))  # the checkpoint to resume from
         pretrained = load_pretrained(
-            run.init_from, config.model, world, saved, config.data.channels
+            run.init_from, config.model.name, world, saved, config.data.channels
         )
 
         # Pretrained weights want images normalized as those that they were trained on.

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from ..config import ModelConfig
 from ..errors import UserError
 from ..extensions import functions
 from ..models import find_head, find_heads, find_library, load_weights, published_weights
@@ -99,13 +98,9 @@ def adapt_channels(weights: dict[str, Tensor], model: nn.Module) -> tuple[str, .
 
 
 def load_pretrained(
-    init_from: str,
-    model: ModelConfig,
-    world: World,
-    saved: dict[str, Any] | None = None,
-    channels: int = 3,
+    init_from: str, name: str, world: World, saved: dict[str, Any] | None = None, channels: int = 3
 ) -> PretrainedWeights:
-    """The weights that `--run.init-from` names, in host memory; none if it names none.
+    """The weights for the model `name` that `init_from` names, in host memory; none if it is empty.
 
     Of the checkpoint `saved`, from which the run resumes, only the normalization counts; nothing of
     one from before the first step, which is made again. That of images of other than `channels`
@@ -120,11 +115,11 @@ def load_pretrained(
         note = "weights of this run; --run.init-from was for its start"
         return PretrainedWeights(note, mean_std=(tuple(saved["mean"]), tuple(saved["std"])))
     if init_from == PUBLISHED:
-        found = published(model.name, world)
+        found = published(name, world)
     else:
         found = read_weights(best_checkpoint(init_from))
     found = replace(found, weights=unwrapped(found.weights))
-    mean_std = found.mean_std or usual_normalization(model.name)
+    mean_std = found.mean_std or usual_normalization(name)
     is_for_them = mean_std is not None and len(mean_std[0]) == channels
     return replace(found, mean_std=mean_std if is_for_them else None)
 

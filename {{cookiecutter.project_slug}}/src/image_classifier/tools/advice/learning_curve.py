@@ -88,7 +88,7 @@ def features_of(config: Config, world: World) -> Images:
     """
     seed_everything(config.seed, config.deterministic, world.device)
     channels = config.data.channels
-    pretrained = load_pretrained(config.run.init_from, config.model, world, channels=channels)
+    pretrained = load_pretrained(config.run.init_from, config.model.name, world, channels=channels)
     data = TrainData(config, world, pretrained.mean_std)
     config, _ = settle(config, data, world)
     training = Training(config, world, data, config.data.batch_size)

@@ -43,7 +43,7 @@ def preview(config: Config, columns: int, rows: int) -> Path:
     with join_world(config.compute, config.run.timeout_seconds) as world, open_run(config, world):
         seed_everything(config.seed, config.deterministic, world.device)
         pretrained = load_pretrained(
-            config.run.init_from, config.model, world, channels=config.data.channels
+            config.run.init_from, config.model.name, world, channels=config.data.channels
         )
         train_data = TrainData(config, world, pretrained.mean_std)
         with closing(train_data):

@@ -86,7 +86,7 @@ def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(
     # Fine-tuning begins with its head.
     best = load_best(folder / "checkpoints/best.pt")
     begun = build_model(best.config.model, 2, 32)
-    weights = load_pretrained(str(best.path), best.config.model, world)
+    weights = load_pretrained(str(best.path), best.config.model.name, world)
     assert "new" not in weights.load_into(begun, ("ant", "bee"))
     head = find_head(begun)[0]
     assert begun.state_dict()[f"{head}.weight"].equal(best.weights[f"{head}.weight"])

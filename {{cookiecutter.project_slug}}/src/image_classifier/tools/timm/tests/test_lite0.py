@@ -36,7 +36,7 @@ class Images:
 @pytest.fixture(scope="module")
 def weights():
     """Those of the package, as a run without a network begins with them."""
-    return load_pretrained("pretrained", MODEL, CPU)
+    return load_pretrained("pretrained", MODEL.name, CPU)
 
 
 @pytest.fixture(scope="module")

