@@ -50,13 +50,11 @@ class TrainData:
         augment = config.augment
         self.data = data
         self.run = config.run
-        self.task = config.model.task
         self.world = world
         self.seed = config.seed
         self.source, self.note = open_split(
-            data, "train", world, self.run.dir, task=self.task, mean_std=mean_std
+            data, "train", world, self.run.dir, task=config.model.task, mean_std=mean_std
         )
-        self.mean_std = self.source.mean, self.source.std
         self.batch_size = data.batch_size
         check_batch_size(data.batch_size, len(self.source), world.size, config.optim.accumulate)
         self.steps_per_epoch = len(self.source) // self.batch_size
@@ -127,7 +125,7 @@ class TrainData:
 
     def open_split(self, split: str, batch_size: int = 0) -> "EvalData":
         """The images of a split for evaluation, as these are for training: see `EvalData`."""
-        how = {"task": self.task, "mean_std": self.mean_std}
+        how = {"task": self.source.task, "mean_std": (self.source.mean, self.source.std)}
         return EvalData(self.data, split, self.world, self.run, batch_size, **how)
 
     def _part(self, order: Tensor, step: int) -> Tensor:
