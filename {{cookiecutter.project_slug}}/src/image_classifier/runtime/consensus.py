@@ -47,7 +47,7 @@ class AsyncConsensus:
         tensor = torch.tensor([*numbers, self.interval(step) if self.world.is_main else 0])
         work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
         self.pending = (tensor, work)
-        self.next_step = step + max(1, interval)
+        self.next_step = step + interval
         return known
 
     def interval(self, step: int) -> int:
