@@ -237,7 +237,7 @@ def test_a_full_disk_is_told_in_a_line_and_another_fault_with_its_traceback(caps
 def test_images_that_are_enlarged_take_the_memory_of_their_new_size(config):
     data = changed(config, data__image_size=64).data
     source = open_dataset(data, "train")  # of 32 x 32
-    where, why = autotune.choose_where(data, config.augment, source, World(CPU))
+    where, why = autotune.choose_where(data, config.augment.crop, source, World(CPU))
     megabytes = len(source) * 3 * 64**2 / 2**20
     assert (where, why) == ("device", f"{len(source):,} images of 64 x 64 take {megabytes:,.0f} MB")
 
@@ -261,7 +261,7 @@ def test_images_are_where_the_memory_of_every_rank_suffices(config, monkeypatch)
     monkeypatch.setattr(World, "all_true", lambda _, holds: holds)
 
     def where():
-        return autotune.choose_where(config.data, config.augment, source, gpu)[0]
+        return autotune.choose_where(config.data, config.augment.crop, source, gpu)[0]
 
     assert where() == "device"
     free["cuda"] = 0

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from ..config import AugmentConfig, DataConfig, RunConfig
+from ..config import DataConfig, RunConfig
 from ..errors import UserError
 from ..extensions import functions
 from ..runtime.distributed import World
@@ -24,14 +24,12 @@ SLOTS_SHARE = 0.2  # of the free memory that the batches of a loader may take: a
 CPU = torch.device("cpu")
 
 
-def choose_where(
-    data: DataConfig, augment: AugmentConfig, source: Source, world: World
-) -> tuple[str, str]:
+def choose_where(data: DataConfig, crop: str, source: Source, world: World) -> tuple[str, str]:
     """Where the training images are kept (device, host or stream), and why."""
     if data.where != "auto":
         return data.where, "as --data.where says"
     # Never by memory where it would change the pixels: the device cuts crops otherwise.
-    if augment.crop == "resized" or common_side(source) is None:
+    if crop == "resized" or common_side(source) is None:
         return "stream", "crops are cut from the whole image"
     side = data.image_size
     needed = len(source) * side**2 * source.pixel_bytes
@@ -43,13 +41,13 @@ def choose_where(
     return "stream", f"{megabytes}, too much for memory"
 
 
-def who_crops(augment: AugmentConfig, where: str) -> Literal["workers", "device", "nobody"]:
+def who_crops(crop: str, where: str) -> Literal["workers", "device", "nobody"]:
     """Who cuts random resized crops: workers, if they decode the images for every batch.
 
     Raises:
         UserError: if it would be the device, for which there is no tool.
     """
-    if augment.crop != "resized":
+    if crop != "resized":
         return "nobody"
     if where != "stream" and not functions("crops", "crop_on_device"):
         raise UserError(

@@ -59,10 +59,10 @@ class TrainData:
         check_batch_size(data.batch_size, len(self.source), world.size, config.optim.accumulate)
         self.steps_per_epoch = len(self.source) // self.batch_size
         self.total_steps = self.steps_in(config.epochs) if config.epochs else 0
-        self.where, self.reason = choose_where(data, augment, self.source, world)
+        self.where, self.reason = choose_where(data, augment.crop, self.source, world)
         # The device on which batches are gathered.
         self.home = world.device if self.where == "device" else torch.device("cpu")
-        self.cropper = who_crops(augment, self.where)
+        self.cropper = who_crops(augment.crop, self.where)
         if self.where == "stream":
             crops = augment if self.cropper == "workers" else None
             samples = Samples(self.source, data, config.seed, crops)
