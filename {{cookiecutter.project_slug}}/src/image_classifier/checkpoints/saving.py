@@ -110,10 +110,10 @@ class Checkpoints(AbstractContextManager):
         self.saved_at = monotonic()
         self.kept_step = 0  # of the newest checkpoint on the disk
 
-    def resume(self, state: TrainState, saved: dict[str, Any] | None) -> dict[str, float] | None:
+    def resume(self, state: TrainState, saved: dict[str, Any] | None) -> dict[str, float]:
         """Load the checkpoint `saved` into `state`; `--run.fresh` deletes what a run left before.
 
-        Returns the state of the log then; None if the run begins.
+        Returns the state of the log then; empty if the run begins.
 
         Raises:
             UserError: if it is of another model.
@@ -121,7 +121,7 @@ class Checkpoints(AbstractContextManager):
         if self.run.fresh:
             clear_run(self.folder.parent, self.world)
         if saved is None or not saved["state"]["step"]:  # what a run begins with is made again
-            return None
+            return {}
         try:
             self.load(state, saved)
         except WRONG_CONTENT as error:

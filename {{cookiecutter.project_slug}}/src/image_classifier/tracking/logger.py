@@ -41,11 +41,7 @@ class RunLogger:
     """Logs one run to the terminal and to its folder; ranks other than 0 are quiet."""
 
     def __init__(
-        self,
-        setup: Setup,
-        state: TrainState,
-        saved: dict[str, float] | None,
-        observers: list[Observer],
+        self, setup: Setup, state: TrainState, saved: dict[str, float], observers: list[Observer]
     ) -> None:
         """Begin, or continue with `state` and what `state_dict` gave then; drop later rows."""
         row = saved or {"loss": 0.0, "step": 0}
