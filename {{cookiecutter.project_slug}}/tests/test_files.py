@@ -1,5 +1,6 @@
 """Files beside a run that are damaged, or no files at all: it goes on without, or says so."""
 
+import errno
 import json
 import os
 import sys
@@ -60,6 +61,18 @@ def test_a_file_that_could_not_be_written_leaves_the_old_one_alone(tmp_path):
         write_whole(tmp_path / "a", Mock(side_effect=KeyboardInterrupt))
     assert os.listdir(tmp_path) == ["a"]
     assert (tmp_path / "a").read_text() == "old"
+
+
+def test_a_full_disk_is_an_error_of_the_system_whoever_writes(tmp_path):
+    def write(_):  # as torch.save
+        try:
+            raise OSError(errno.ENOSPC, "full")
+        finally:
+            raise RuntimeError("unexpected pos")
+
+    with pytest.raises(OSError, match=r"No space left on device: .*features"):
+        write_whole(tmp_path / "features", write)
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have names in Unicode alone")

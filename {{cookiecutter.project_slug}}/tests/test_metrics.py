@@ -227,11 +227,16 @@ def test_a_tracker_is_told_no_paths_and_if_it_fails_others_go_on(config, tmp_pat
     assert (knobs["optim.lr"], knobs["compute.compile"]) == (0.02, False)
 
 
-def test_a_tracker_without_its_library_is_refused(monkeypatch):
+def test_a_tracker_without_its_library_is_refused(monkeypatch, tmp_path):
     tool = SimpleNamespace(open_tracker=None, LIBRARY="no_such_library")
     monkeypatch.setattr(trackers, "find_tools", lambda module: {f"my-{module}": tool})
+    (tmp_path / tool.LIBRARY).mkdir()  # such as that in which wandb keeps its runs
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=r"my-tracker needs a library: .* no_such_library$"):
         trackers.chosen_trackers(["auto", "my-tracker"])
+    tool.LIBRARY = "torch no_such_library"
+    with pytest.raises(UserError, match=r" torch no_such_library$"):
+        trackers.chosen_trackers(["my-tracker"])
 
 
 def test_features_are_averaged_over_views_as_logits_are(config):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import pickle
 import re
@@ -92,6 +93,13 @@ def test_a_program_that_leaves_its_data_open_ends(streamed):
     process.kill()
     assert process.exitcode == 0
     wait_for(lambda: not any(map(is_alive, pickle.loads(result.recv_bytes()))))
+
+
+def test_a_process_that_may_start_no_workers_says_that_none_are_needed(streamed, monkeypatch):
+    data = TrainData(changed(streamed, data__workers=2), CPU)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # as in a Pool
+    with pytest.raises(FaultError, match=r"daemonic .* fewer --data\.workers, or with 0, which"):
+        next(data.batches(0, 1))
 
 
 @needs_fork  # Linux, which has `/proc/self/maps`

@@ -10,18 +10,21 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import torchvision
 from conftest import changed, logged
 from safetensors.torch import save_file
 from test_resume import assert_same, final
+from torch import nn
 
 from image_classifier.checkpoints.pretrained import (
     PretrainedWeights,
     load_pretrained,
+    usual_normalization,
 )
 from image_classifier.config import Config, ModelConfig
 from image_classifier.errors import UserError
 from image_classifier.extensions import finding
-from image_classifier.models import build_model
+from image_classifier.models import build_model, find_heads
 from image_classifier.runtime.distributed import World
 from image_classifier.train import train
 
@@ -75,6 +78,41 @@ def test_a_last_layer_for_other_classes_is_new(num_classes, known):
     assert note == "weights; head is new"
     assert torch.equal(model.head.weight, before)
     assert_same(model.stem.state_dict(), DONOR.stem.state_dict())
+
+
+def test_googlenet_learns_from_torchvisions_weights_without_the_heads_for_training():
+    theirs = torchvision.models.googlenet(num_classes=5, transform_input=True, init_weights=True)
+    model = build_model(ModelConfig(name="googlenet"), 5, 96)
+    weights = PretrainedWeights("weights", theirs.state_dict(), CLASSES)
+    assert weights.load_into(model, CLASSES) == "weights"
+    usual = torchvision.models.GoogLeNet_Weights.DEFAULT.transforms()
+    images = torch.rand(2, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+    expected, given = (
+        (images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+        for mean, std in ((usual.mean, usual.std), usual_normalization("googlenet"))
+    )
+    with torch.inference_mode():
+        torch.testing.assert_close(model.eval()(given), theirs.eval()(expected))
+
+
+def test_all_last_layers_that_timm_names_are_new():
+    class Volo(nn.Module):
+        pretrained_cfg = {"classifier": ("head", "aux_head")}  # noqa: RUF012
+
+        def __init__(self, num_classes):
+            super().__init__()
+            self.norm = nn.Linear(7, num_classes)
+            self.head = nn.Linear(7, num_classes)
+            self.aux_head = nn.Linear(7, num_classes)
+
+        def get_classifier(self):
+            return self.head
+
+    model = Volo(5)
+    assert {*find_heads(model)} == {model.head, model.aux_head}
+    weights = {name: w for name, w in Volo(9).state_dict().items() if "head" in name}
+    found = PretrainedWeights("weights", weights | model.norm.state_dict(prefix="norm."))
+    assert found.load_into(model, CLASSES) == "weights; aux_head is new"
 
 
 def test_weights_that_do_not_fit_say_what_to_do(tmp_path):

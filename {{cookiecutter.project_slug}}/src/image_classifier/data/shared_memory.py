@@ -227,11 +227,12 @@ class SharedMemoryLoader:
                 # Those that have started: they ignore SIGTERM, by which Python would end them.
                 # Torch then complains that it could not, as its iterator is half made.
                 kill_all([w for w in multiprocessing.active_children() if w not in others])
-                if not isinstance(error, (OSError, RuntimeError)):
+                # An assertion is Python's, of a process of `multiprocessing.Pool`.
+                if not isinstance(error, (OSError, RuntimeError, AssertionError)):
                     raise
                 raise FaultError(
                     f"cannot start {self.num_workers} data workers: {error}; "
-                    "run the same command with fewer --data.workers"
+                    "run the same command with fewer --data.workers, or with 0, which needs none"
                 ) from error
         # A worker that is killed may hold the lock of the event by which DataLoader ends workers:
         # this process would wait for it for ever. `kill_all` ends them instead. The event stays, as

@@ -50,10 +50,13 @@ def begin_at_zero(model: nn.Module) -> None:
 
 
 def find_heads(model: nn.Module) -> list[nn.Module]:
-    """The last layer and its siblings: timm's distilled transformers have two heads."""
+    """The last layer and its siblings: timm's distilled transformers, and VOLO, have two heads."""
     _, last = find_head(model)
     declared = model.get_classifier() if hasattr(model, "get_classifier") else ()
-    parts = declared if isinstance(declared, tuple) else (declared,)
+    parts = list(declared) if isinstance(declared, tuple) else [declared]
+    listed = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
+    listed = (listed,) if isinstance(listed, str) else listed
+    parts += [layer for name, layer in model.named_modules() if name in listed]
     layers = [layer for part in parts for layer in part.modules()]
     beside = [layer for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d)]
     return [last, *(layer for layer in beside if len(layer.weight) == len(last.weight))]

@@ -84,9 +84,15 @@ def load_weights(
 ) -> tuple[list[str], list[str]]:
     """`network.load_state_dict`: the names that are missing, and those that are not expected.
 
-    MNASNet takes no weights without its version; what else a file says of them is not used.
+    MNASNet takes no weights without its version; what else a file says of them is not used. Nor are
+    auxiliary heads that the network lacks: those of GoogLeNet and Inception v3, for training.
     """
-    known = OrderedDict(weights)
+    own = network.state_dict()
+    known = OrderedDict(
+        (name, weight)
+        for name, weight in weights.items()
+        if name in own or not name.lower().startswith("aux")
+    )
     layers = [pair for pair in network.named_modules() if type(pair[1]).__name__ == "MNASNet"]
     known._metadata = {name: {"version": layer._version} for name, layer in layers}
     return network.load_state_dict(known, strict=strict)

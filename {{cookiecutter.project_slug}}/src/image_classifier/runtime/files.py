@@ -27,8 +27,10 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
             os.fsync(file.fileno())  # the data before the name
         temporary.replace(path)
         sync_folder(path.parent)  # and the name itself
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if is_disk_full(error) and not isinstance(error, OSError):  # torch raises its own after it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
 
 

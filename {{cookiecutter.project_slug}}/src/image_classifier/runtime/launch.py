@@ -44,8 +44,18 @@ RESTART_COUNTS = ("RUN_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_C
 
 
 def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeConfig) -> int:
-    """Do `work` in this process, or in as many as the config asks for; return the exit code."""
+    """Do `work` in this process, or in as many as the config asks for; return the exit code.
+
+    Raises:
+        UserError: if a launcher has started another number of processes.
+    """
     if is_launched():
+        sizes = {os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+        if str(run.processes) not in {"auto", "1", *sizes}:
+            raise UserError(
+                f"--run.processes {run.processes} starts none where a launcher sets "
+                f"RANK={os.environ['RANK']!a}: unset RANK, or leave the option out"
+            )
         return attempt(work)
     os.environ[BEGAN] = str(time.monotonic())
     print("importing PyTorch ...", flush=True)  # which takes seconds, or a minute from a cold disk

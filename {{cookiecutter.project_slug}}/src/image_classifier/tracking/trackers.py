@@ -1,15 +1,15 @@
 """Trackers get a copy of the metrics: TensorBoard, wandb and others, all of them tools.
 
 To add a tracker: `tools/<name>/tracker.py` with a function `open_tracker` that returns a `Tracker`.
-If it needs a library, `LIBRARY` is its name for pip and for Python. One with `IS_DEFAULT` needs no
-account, so that runs use it unless `--run.trackers` says otherwise.
+If it needs libraries, `LIBRARY` has their names for pip. One with `IS_DEFAULT` needs no account, so
+that runs use it unless `--run.trackers` says otherwise.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
 
@@ -85,9 +85,9 @@ def chosen_trackers(names: Sequence[str]) -> list[str]:
     lists = (choose("tracker", name, table, OF_TOOLS) for name in names)
     found = list(dict.fromkeys(itertools.chain.from_iterable(lists)))
     for name in found:
-        library = getattr(tools[name], "LIBRARY", "")
-        if library and find_spec(library) is None:
-            raise UserError(f"--run.trackers {name} needs a library: {install_command(library)}")
+        libraries = getattr(tools[name], "LIBRARY", "").split()
+        if not all(any(distributions(name=library)) for library in libraries):
+            raise UserError(f"--run.trackers {name} needs a library: {install_command(*libraries)}")
     return found
 
 

@@ -91,6 +91,8 @@ def in_file(path: Path) -> dict[str, Any]:
         content = READERS[suffix](read_plain(path).decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"cannot read the config file {str(path)!a}: {error.strerror}") from error
+    except UserError:
+        raise
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{str(path)!a} is not {suffix[1:].upper()}: {reason}") from error
