@@ -139,6 +139,15 @@ def test_a_second_ctrl_c_waits_for_nothing(config):
     assert run_alone(stuck, config, 2) == (130, None)
 
 
+def test_the_status_of_a_run_has_the_step_of_its_last_evaluation(config, monkeypatch):
+    told = Mock(wraps=logger.write_json)
+    monkeypatch.setattr(logger, "write_json", told)
+    train(config)
+    written = [content for (path, content), _ in told.call_args_list if path.name == "status.json"]
+    steps = [(content["state"], content["step"]) for content in written]
+    assert steps == [("running", 0), ("running", 4), ("done", 8)]
+
+
 def test_a_second_run_in_a_folder_is_refused_but_not_after_the_first_was_killed(config):
     process, _ = start(stuck, config, 0)
     wait_for(Path(config.run.dir, "status.json").exists)

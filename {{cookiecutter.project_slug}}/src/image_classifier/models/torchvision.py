@@ -87,12 +87,10 @@ def load_weights(
     MNASNet takes no weights without its version; what else a file says of them is not used. Nor are
     auxiliary heads that the network lacks: those of GoogLeNet and Inception v3, for training.
     """
-    own = network.state_dict()
-    known = OrderedDict(
-        (name, weight)
-        for name, weight in weights.items()
-        if name in own or not name.lower().startswith("aux")
-    )
+    known = OrderedDict(weights)
+    for name in weights.keys() - network.state_dict().keys():
+        if name.lower().startswith("aux"):
+            del known[name]
     layers = [pair for pair in network.named_modules() if type(pair[1]).__name__ == "MNASNet"]
     known._metadata = {name: {"version": layer._version} for name, layer in layers}
     return network.load_state_dict(known, strict=strict)

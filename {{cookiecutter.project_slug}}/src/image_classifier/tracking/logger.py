@@ -233,6 +233,7 @@ class RunLogger:
         self.say(f"{self.place(step)}  {what}: {phrase(metrics, best_by)}")
         if step < self.total_steps:
             self.conclude(scores, metrics, "not finished")
+            self.write_status("running")
         self.restart_clock(step)
 
     def finish(self, scores: Scores, message: str, model: nn.Module | None) -> None:
