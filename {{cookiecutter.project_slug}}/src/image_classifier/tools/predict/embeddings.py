@@ -46,7 +46,7 @@ class Embeddings:
         try:
             write_whole(self.path, self.write)
         except OSError as error:
-            raise FaultError(f"cannot write {path}: {error.strerror}") from error
+            raise FaultError(f"cannot write {path}: {error.strerror or error}") from error
         count, width = self.rows.shape
         say(f"{path}: {count:,} rows of {width:,} features; NaN where a file cannot be read")
 

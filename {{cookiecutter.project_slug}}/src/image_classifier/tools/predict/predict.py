@@ -19,7 +19,7 @@ from ...runtime.out_of_memory import smaller_batch_on_oom
 from .command import PredictOptions
 from .embeddings import Embeddings
 from .images import Images, list_files
-from .output import FORMATS, SEPARATOR, Output, check_free
+from .output import FORMATS, SEPARATOR, Output, check_free, partial_of
 from .rows import ABSTAIN, Row, judge, unread
 
 
@@ -42,7 +42,8 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
         need_tool("files", "explain", "--explain").open_folder(Path(options.explain), len(files))
     embeddings = None
     if options.embeddings:
-        embeddings = Embeddings(Path(options.embeddings), files, options.fresh)
+        fresh = options.fresh or bool(out and partial_of(out).exists())  # both are begun
+        embeddings = Embeddings(Path(options.embeddings), files, fresh)
     with join_world(compute) as world:
         if world.size > 1:
             raise UserError("predict is one process: start it without torchrun")
@@ -61,8 +62,6 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
                 num_bad = write_rows(batches, trained, output, len(files), options.top_k)
             else:
                 num_bad = print_rows(batches, trained, embeddings is not None)
-            if embeddings:
-                embeddings.save()
     if num_bad:
         where = f"; the column `error` of {str(out)!a} says why" if out else ""
         print(f"{num_bad:,} of {len(files):,} files cannot be read{where}", file=sys.stderr)
@@ -121,6 +120,8 @@ def predictions(
             how = trained, batch.images, logits.argmax(1)
             heat.write_pictures(Path(options.explain), *how, rows, start)
         yield rows
+    if embeddings:  # before --out, without which the same command starts over
+        embeddings.save()
 
 
 def print_rows(batches: Iterable[list[Row]], trained: LoadedModel, needs_all: bool) -> int:

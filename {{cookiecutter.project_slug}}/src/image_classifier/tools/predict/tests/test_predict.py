@@ -216,14 +216,35 @@ def test_embeddings_are_what_the_last_layer_gets_in_the_order_of_the_rows(run, p
     assert not torch.allclose(mean, found[:4])
 
 
-def test_a_killed_command_leaves_no_embeddings(run, photos, tmp_path, monkeypatch):
+FULL = OSError("1024 requested and 0 written")  # what numpy raises, without a number
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (FULL, 1)])
+def test_where_embeddings_are_not_written_out_is_not_and_the_same_command_writes_both(
+    error, code, *, run, photos, tmp_path, monkeypatch, capsys
+):
     words = (photos / "val", "--out", tmp_path / "x.csv", "--embeddings", tmp_path / "x.npy")
     with monkeypatch.context() as patch:
-        patch.setattr(output.Output, "finish", Mock(side_effect=KeyboardInterrupt))
-        assert predict(run, *words) == 130
+        patch.setattr(np, "save", Mock(side_effect=error))
+        assert predict(run, *words) == code
+    assert ("x.npy': 1024 requested and 0 written\n" in capsys.readouterr().err) == (code == 1)
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv.partial"]
     assert predict(run, *words) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.csv", "x.npy"]
     assert not np.isnan(np.load(tmp_path / "x.npy")).any()  # those before the kill are there, too
+
+
+def test_embeddings_do_not_keep_a_command_that_starts_over_from_its_end(
+    run, photos, tmp_path, monkeypatch, refusal
+):
+    words = (photos / "val", "--out", tmp_path / "x.csv", "--embeddings", tmp_path / "x.npy")
+    for fresh in ((), ("--fresh",)):
+        with monkeypatch.context() as patch:
+            patch.setattr(output.Output, "finish", Mock(side_effect=KeyboardInterrupt))
+            assert predict(run, *words, *fresh) == 130
+        assert predict(run, *words) == 0
+    (tmp_path / "x.csv").unlink()
+    assert "x.npy' exists already" in refusal("predict", run, *QUICK, *words)
 
 
 def test_hostile_names_break_no_file_and_no_screen(run, photos, tmp_path, capsys):
