@@ -1,5 +1,6 @@
 """The file of `--embeddings`: the features of each image, in the order of the rows."""
 
+import glob
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -12,7 +13,7 @@ from torch import Tensor
 from ...data import PathList
 from ...errors import FaultError, UserError
 from ...runtime.console import say
-from ...runtime.files import write_whole
+from ...runtime.files import remove_leftovers, write_whole
 from .output import check_free
 
 SUFFIXES = (".npy", ".safetensors")
@@ -44,6 +45,8 @@ class Embeddings:
         """Write the file; FaultError if it cannot be written."""
         path = ascii(str(self.path))
         try:
+            # No lock: a command that writes the same file at this moment fails, in one line.
+            remove_leftovers(self.path.parent, glob.escape(self.path.name))
             write_whole(self.path, self.write)
         except OSError as error:
             raise FaultError(f"cannot write {path}: {error.strerror or error}") from error
