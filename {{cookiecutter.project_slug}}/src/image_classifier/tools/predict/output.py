@@ -127,9 +127,11 @@ def partial_of(path: Path) -> Path:
 
 
 def check_free(option: str, path: Path, suffixes: Iterable[str], fresh: bool) -> None:
-    """Raise `UserError` if `path` has no suffix of ours, or would replace a file by mistake."""
+    """Raise `UserError` if `path` has no suffix of ours, is a folder, or not to be replaced."""
     if path.suffix not in suffixes:
         raise UserError(f"{option} {str(path)!a} ends in none of {', '.join(suffixes)}")
+    if path.is_dir():
+        raise UserError(f"{option} {str(path)!a} is a folder: name a file")
     # Where a new one was begun, `--fresh` was given then.
     if path.exists() and not fresh and not partial_of(path).exists():
         raise UserError(f"{str(path)!a} exists already: --fresh replaces it when all is done")

@@ -361,9 +361,13 @@ def test_suffixes_of_what_is_left_out_break_no_screen_and_are_few(run, tmp_path,
 
 def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, refusal):
     (tmp_path / "there.csv").touch()
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "folder.npy").mkdir()
     for words, expected in (
         (["--out", "x.txt"], "'x.txt' ends in none of .csv, .jsonl"),
         (["--out", tmp_path / "there.csv"], "there.csv' exists already: --fresh replaces it"),
+        (["--out", tmp_path / "folder.csv", "--fresh"], "folder.csv' is a folder: name a file"),
+        (["--embeddings", tmp_path / "folder.npy", "--fresh"], "folder.npy' is a folder: name"),
         (["--embeddings", "x.txt"], "'x.txt' ends in none of .npy, .safetensors"),
         (["--embeddings", tmp_path / "no/x.npy"], "there is no folder that can be written"),
         (["--out", "/proc/x/y.csv"], "cannot write '/proc/x/y.csv.partial'"),
