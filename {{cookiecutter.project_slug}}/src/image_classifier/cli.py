@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if output.error is None or code != EXIT_DONE or words[:1] == ["train"]:
         return code
     tool = find_commands().get("".join(words[:1]))
-    return EXIT_DONE if getattr(tool, "RESULT_IS_IN_FILES", False) else EXIT_FAULT
+    given = (True, *(word.partition("=")[0] for word in words))
+    return EXIT_DONE if getattr(tool, "RESULT_IS_IN_FILES", False) in given else EXIT_FAULT
 
 
 def dispatch(words: list[str]) -> int:
@@ -93,9 +94,8 @@ def versions() -> str:
     """The versions of this project, of torch, which is not imported for that, and of Python."""
     from importlib.metadata import entry_points, version
 
-    package = __name__.partition(".")[0]
     scripts = entry_points(group="console_scripts")
-    mine = (script.dist for script in scripts if script.module.partition(".")[0] == package)
+    mine = (script.dist for script in scripts if script.module.partition(".")[0] == __package__)
     known = (f"{found.name} {found.version}" for found in mine if found is not None)
     name = next(known, f"{Path(sys.argv[0]).name}, not installed")
     return f"{name}; torch {version('torch')}; Python {platform.python_version()}"

@@ -3,7 +3,7 @@
 The rest knows no tool by name: it looks for modules of these names in all of them.
 
 - `command.py` is the command of the tool's name: `main(words) -> exit code`. With
-  `RESULT_IS_IN_FILES` it has done its work even if what it prints is lost.
+  `RESULT_IS_IN_FILES = True`, or the option that makes it so, lost output is no failure.
 - `<verb>_command.py` is the command `<verb>`, of a tool that has several.
 - `options.py` adds options: see `options.py` here.
 - `api.py` has functions for programs, which may be imported from the package itself.

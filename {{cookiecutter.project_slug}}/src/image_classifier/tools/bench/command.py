@@ -1,11 +1,15 @@
 """`bench`: measure what each performance tip gains."""
 
+import sys
 from dataclasses import dataclass
 
 from ...config import Config
+from ...errors import FaultError
 from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.config_dict import sections
 from ...runtime.launch import attempt
+
+RESULT_IS_IN_FILES = True  # except the page of --tips
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,9 @@ def main(words: list[str]) -> int:
         from .tips import page
 
         if options.tips:
-            print(page(), end="")
+            print(page(), end="", flush=True)
+            if getattr(sys.stdout, "error", None):
+                raise FaultError  # standard output has said why
             return
         budget = QUICK if options.quick else FULL
         bench(config, preset, training, options.rows, budget, options.leave_out)

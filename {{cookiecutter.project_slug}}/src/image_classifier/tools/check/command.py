@@ -9,6 +9,8 @@ from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.config_dict import sections
 from ...runtime.launch import attempt
 
+RESULT_IS_IN_FILES = "--json"
+
 
 @dataclass(frozen=True)
 class CheckOptions:

@@ -11,6 +11,8 @@ from ...extensions import within
 from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import attempt
 
+RESULT_IS_IN_FILES = "--out"
+
 
 @dataclass(frozen=True)
 class PredictOptions:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import redirect_stdout
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,13 @@ def test_every_tip_is_explained_on_the_page_and_another_is_a_mistake(capsys, ref
         assert section.startswith(f"{name}\n\n{summary(tip)}\n\n- Why: ")
         assert all(f"\n- {word}: " in section for word in ("When it hurts", "Option", "Source"))
     assert refusal("bench", "smoke", "--rows", "num_worker").endswith("mean num_workers?\n")
+
+
+def test_a_bench_whose_output_is_lost_has_its_result_in_files_but_its_page_is_lost(monkeypatch):
+    monkeypatch.setattr(benching, "bench", lambda *_: print("measured"))
+    for words, code in ((["smoke"], 0), (["--tips"], 1)):
+        with open("/dev/full", "w") as full, redirect_stdout(full):
+            assert main(["bench", *words]) == code
 
 
 def test_times_of_the_same_round_are_compared():

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from itertools import product
 from pathlib import Path
 from unittest.mock import Mock
@@ -147,6 +148,16 @@ def test_a_killed_command_resumes_to_the_same_bytes_and_no_other_command_does(
         assert f"{num_kept} of 14 rows are there" in capsys.readouterr().out
         assert out.read_bytes() == whole
         assert sorted(tmp_path.iterdir()) == [out]
+
+
+def test_a_command_with_out_needs_no_reader_and_one_without_fails(run, photos, tmp_path, capsys):
+    for out, code in ((["--out", tmp_path / "x.csv"], 0), ([], 1)):
+        receive, send = os.pipe()
+        os.close(receive)
+        with os.fdopen(send, "w") as pipe, redirect_stdout(pipe):
+            assert predict(run, photos / "val", *out) == code
+    assert len(rows_of(tmp_path / "x.csv")) == 4
+    assert capsys.readouterr().err == ""
 
 
 def test_two_commands_do_not_write_the_same_file(run, photos, tmp_path, refusal):
