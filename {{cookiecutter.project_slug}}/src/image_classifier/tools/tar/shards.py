@@ -46,15 +46,19 @@ def write_shards(source: Source, splits: tuple[str, ...], folder: Path) -> None:
         raise UserError("images with weights or unknown labels cannot be kept in tar shards")
     began = time.monotonic()
     progress = Progress(len(source))
-    parts = torch.arange(len(source)).split(images_per_shard(source))
+    stats = None if source.paths is None else source.paths.stats()
+    parts = torch.arange(len(source)).split(images_per_shard(source, stats))
     names = [f"{splits[0]}-{number:06}.tar" for number in range(len(parts))]
+    classes = "".join(f"{name}\n" for name in source.classes)
+    known = folder / "classes.txt"
+    if not known.exists() or known.read_text("utf-8", "replace") != classes:  # labels are numbers
+        splits += tuple(path.name.rpartition("-")[0] for path in folder.glob("*-*.tar"))
     markers = [folder / f"{split}-unfinished.tar" for split in splits]
     for marker in markers:
         marker.write_bytes(UNFINISHED)
     for path in folder.glob(f"{splits[0]}-*.tar"):
         if path.name not in (*names, markers[0].name):
             path.unlink()
-    stats = None if source.paths is None else source.paths.stats()
 
     def make(name: str, part: Tensor) -> bool:
         """Write a shard, unless it is there; whether it was written."""
@@ -77,19 +81,16 @@ def write_shards(source: Source, splits: tuple[str, ...], folder: Path) -> None:
         for part, is_new in zip(parts, pool.map(make, names, parts), strict=True):
             num_written += is_new
             progress.show(int(part[-1]) + 1)
-    write_text(folder / "classes.txt", "".join(f"{name}\n" for name in source.classes))
+    write_text(known, classes)
     markers[0].unlink()
     done = f"{num_written} of {len(parts)} shards written in {clock(time.monotonic() - began)}"
     say(f"{len(source):,} images for {splits[0]}: {done}: --data.name tar --data.root {folder}")
 
 
-def images_per_shard(source: Source) -> int:
+def images_per_shard(source: Source, stats: Tensor | None) -> int:
     """The number of images in a shard: a power of 2, so that a few more images do not change it."""
-    if source.paths is not None:
-        image_bytes = max(1, int(source.paths.stats()[:, 0].sum()) // len(source))
-    else:
-        image_bytes = source.read(0).numel()
-    return 1 << (max(1, SHARD_BYTES // image_bytes).bit_length() - 1)
+    image_bytes = source.read(0).numel() if stats is None else int(stats[:, 0].sum()) // len(source)
+    return 1 << (max(1, SHARD_BYTES // max(1, image_bytes)).bit_length() - 1)
 
 
 def is_whole(path: Path, key: str) -> bool:

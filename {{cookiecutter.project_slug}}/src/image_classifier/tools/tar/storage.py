@@ -70,10 +70,9 @@ class Storage:
         for name, is_folder in self.list_names():
             word = re.match("[a-z]*", name.lower())[0]
             part = part_of(name if is_folder else word)
+            found = [] if is_folder else [name]
             if is_folder and part:
                 found = [f"{name}/{shard}" for shard, _ in self.list_names(name)]
-            else:
-                found = [] if is_folder else [name]
             if packed := [shard for shard in found if PACKED.sub(".tar", shard) not in found]:
                 raise UserError(f"{self.show(packed[0])} is compressed: unpack it to a .tar")
             if shards := [shard for shard in found if shard.endswith(".tar")]:

@@ -174,6 +174,22 @@ def test_a_kill_between_two_splits_leaves_no_dataset_of_one(root, monkeypatch):
     assert len(open_dataset(tar, "val")) == 4
 
 
+def test_shards_of_other_splits_are_refused_once_the_classes_have_changed(root):
+    tar = DataConfig("tar", str(root.parent / "photos.cache/tar"))
+    assert prepare(root) == 0
+    assert prepare(root, "--splits", "train") == 0
+    assert open_dataset(tar, "val").classes == ("ant", "bee")
+    for split in ("train", "val"):
+        shutil.copytree(root / split / "ant", root / split / "aaa")
+    assert prepare(root, "--splits", "train") == 0
+    assert open_dataset(tar, "train").classes == ("aaa", "ant", "bee")
+    with pytest.raises(UserError, match=r"val-unfinished\.tar' .* did not finish: run it again"):
+        open_dataset(tar, "val")
+    assert prepare(root, "--splits", "val") == 0
+    val = open_dataset(tar, "val")
+    assert [val.classes[n] for n in val.labels.tolist()] == ["aaa"] * 2 + ["ant"] * 2 + ["bee"] * 2
+
+
 def test_images_with_weights_are_kept_in_no_shard(tmp_path):
     pixels = torch.zeros((2, 9, 8, 3), dtype=torch.uint8)
     source = Source(torch.tensor([0, 1]), ("ant", "bee"), pixels, weights=torch.tensor([1.0, 2.0]))
