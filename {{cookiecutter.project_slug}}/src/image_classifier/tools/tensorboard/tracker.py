@@ -15,6 +15,8 @@ def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
 
+    if str(folder).encode(errors="ignore").decode() != str(folder):  # the library opens no others
+        raise ValueError("the run folder's name is no UTF-8: PYTHONUTF8=1, or another --run.dir")
     # Its thread writes to the disk once per second: to wait for it takes as long as a step.
     writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1, flush_secs=1)
     seen: Metrics = {}
