@@ -29,7 +29,7 @@ def exported(tmp_path_factory):
 
 
 def test_all_files_are_written_and_say_what_they_are(exported):
-    assert {path.name for path in exported.iterdir()} == {
+    assert {path.name for path in exported.glob("[!.]*")} == {
         f"model{precision}.{suffix}"
         for precision in ("", ".fp16", ".int8")
         for suffix in ("onnx", "xml", "bin")

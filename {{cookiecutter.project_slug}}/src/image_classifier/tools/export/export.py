@@ -17,7 +17,7 @@ from ...extensions import functions
 from ...metrics import counted_and_correct, metric_text
 from ...precision import Precision
 from ...runtime.distributed import join_world
-from ...runtime.files import remove_leftovers, write_whole
+from ...runtime.files import lock_file, remove_leftovers, write_whole
 from ...tasks import TASKS
 from .command import ExportOptions
 from .export_graph import ExportModule, resized_square
@@ -53,9 +53,19 @@ def export(options: ExportOptions) -> None:
     folder = Path(options.out or (run if run.is_dir() else run.parent) / "export")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder, "model.*")
+        lock = (folder / ".model.lock").open("w")
     except OSError as error:
         raise UserError(f"cannot write to {str(folder)!a}: {error.strerror}") from error
+    with lock:
+        if lock_file(lock, f"another export is writing to {str(folder)!a}: take another --out"):
+            remove_leftovers(folder, "model.*")
+        write_formats(options, trained, source, folder)
+
+
+def write_formats(
+    options: ExportOptions, trained: LoadedModel, source: Source, folder: Path
+) -> None:
+    """Write each file to `folder` once its predictions of images of `source` are compared."""
     source = source.thinned(min(options.images, len(source)))
     reference = predict_with_model(trained, source, options.raw)
     counted, right = reference.counted_and_correct(reference.probabilities)

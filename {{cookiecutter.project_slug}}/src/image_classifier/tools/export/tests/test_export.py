@@ -4,6 +4,8 @@ The template's tests make the graphs and run them, which takes seconds.
 """
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +20,7 @@ from image_classifier.config import ComputeConfig
 from image_classifier.data import open_dataset
 from image_classifier.data.crops import fit_square, mean_color
 from image_classifier.errors import FaultError
+from image_classifier.runtime import platform
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.platform import install_command
 from image_classifier.tools.export import export as exporting
@@ -51,8 +54,8 @@ def test_safetensors_hold_the_weights_and_how_to_use_them(run, capsys):
     Path(run, "export", ".model.onnx.0123abcd.tmp").touch()  # of an export that was killed
     assert main(["export", run, "--format", "safetensors"]) == 0
     assert "the same class for 4 of 4 images" in capsys.readouterr().out  # with shifted views
-    (path,) = Path(run, "export").iterdir()
-    assert path.name == "model.safetensors"
+    path = Path(run, "export", "model.safetensors")
+    assert {*path.parent.iterdir()} == {path, path.with_name(".model.lock")}
     saved = torch.load(f"{run}/checkpoints/best.pt", weights_only=True)["state"]["model"]
     with safe_open(path, "pt") as file:
         about = json.loads(file.metadata()["about"])
@@ -63,6 +66,24 @@ def test_safetensors_hold_the_weights_and_how_to_use_them(run, capsys):
     assert (about["std"], about["fit"], about["channels"]) == ([0.2, 0.3, 0.25], "crop", 3)
     assert about["inputs"].startswith("(batch, height, width, 3) uint8: red, green and blue")
     assert str(Path(run).parent) not in json.dumps(about)  # the file leaves this machine
+
+
+def test_two_exports_do_not_write_to_the_same_folder(run, refusal):
+    folder = Path(run, "export")
+    folder.mkdir()
+    being_written = folder / ".model.safetensors.0123abcd.tmp"
+    being_written.touch()
+    hold = f"import sys; from {platform.__name__} import lock; "
+    hold += "file = open(sys.argv[1], 'ab'); lock(file); print(flush=True); input()"
+    command = [sys.executable, "-c", hold, folder / ".model.lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        said = refusal("export", run, "--format", "safetensors")
+        assert f"another export is writing to '{folder}': take another --out" in said
+        assert being_written.exists()
+        other.communicate(b"\n")
+    assert main(["export", run, "--format", "safetensors"]) == 0
+    assert not being_written.exists()
 
 
 def test_padded_images_are_answered_as_by_the_model(config, photos):
@@ -152,7 +173,7 @@ def test_a_file_with_other_predictions_is_not_written(change, raw_code, run, mon
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "its predictions differ" in said
-    assert list(Path(run, "export").iterdir()) == []
+    assert [path.name for path in Path(run, "export").iterdir()] == [".model.lock"]
     assert main(["export", run, "--format", "pt2", "--raw"]) == raw_code
     assert main(["export", run, "--format", "pt2", "--tolerance", "0.01"]) == raw_code
 
