@@ -52,14 +52,18 @@ def start_run(words: Sequence[str], output: Path, **variables: str) -> subproces
         )
 
 
-def wait_until_free(folder: Path, seconds: float) -> None:
-    """Wait until no run is at work in a folder, as one that saves after its parent was killed."""
+def wait_until_free(folder: Path, seconds: float) -> bool:
+    """Wait until no run is at work in a folder, as one that saves after its parent was killed.
+
+    Whether none is; after `seconds` one may be.
+    """
     latest = time.monotonic() + seconds
     while (folder / ".lock").exists() and time.monotonic() < latest:
         with (folder / ".lock").open("a+") as lock, suppress(UserError):
             lock_file(lock, "in use")
-            return
+            return True
         time.sleep(POLL_SECONDS)
+    return not (folder / ".lock").exists()
 
 
 def end_run(process: subprocess.Popen, seconds: float) -> int:

@@ -7,7 +7,6 @@ again, reports the evaluations that are there, and trains only what is missing.
 import json
 import logging
 import shlex
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +35,7 @@ from .engines import GOAL, Distributions, Knobs, build_engine, open_space
 from .job import Job, build_scheduler, plan
 from .results import Trial, best_of, read_trials, recorded_knobs, table_of
 from .spaces import SPACES
-from .trial import RECORD, Proposals, RunTrial
+from .trial import RECORD, Proposals, RunTrial, remove
 
 
 def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
@@ -84,7 +83,7 @@ def clear(folder: Path) -> None:
     if (folder / "search.json").exists():
         old.append(folder / "confirm")
     for path in old:
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
 
 
 def earlier(folder: Path, about: dict[str, Any]) -> list[Knobs]:

@@ -1,5 +1,7 @@
 """Trials: each is proposed, recorded, and an ordinary run, whose evaluations are reported."""
 
+import json
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 from ray.tune import Trainable
 from ray.tune.search import Searcher
 
-from ...errors import EXIT_RESTART
+from ...errors import EXIT_RESTART, UserError
 from ...metrics import better, metric_text
 from ...runtime.console import say
 from ...runtime.files import read_object, read_rows, write_json
@@ -40,6 +42,8 @@ class Proposals(Searcher):
         if not knobs:
             return Searcher.FINISHED
         folder = self.folders[trial_id] = self.job.recipe.folder / f"{len(self.folders):03}"
+        if read_if_there(folder / RECORD).get("knobs") != json.loads(json.dumps(knobs)):
+            remove(folder)  # what lies there is of other knobs
         self.known[trial_id] = len(evaluations(folder, self.job.metric))
         was_stopped = read_if_there(folder / RECORD).get("end") == "stopped"
         is_stopped = was_stopped and self.job.options.scheduler != "none"
@@ -153,6 +157,18 @@ class RunTrial(Trainable):
         if self.process and self.process.poll() is None:
             end_run(self.process, GRACE_SECONDS)
         self.process = None
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder of a trial, if it is there, once no run is at work in it.
+
+    Raises:
+        UserError: if one still is.
+    """
+    if not wait_until_free(folder, GRACE_SECONDS):
+        raise UserError(f"{str(folder)!a} is in use by a run of an earlier search: end it first")
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def note(folder: Path, **more: Any) -> None:  # noqa: ANN401 - of JSON

@@ -51,13 +51,13 @@ time.sleep(1)
 
 
 def test_a_run_that_still_saves_as_its_command_was_killed_is_waited_for(tmp_path):
-    wait_until_free(tmp_path, 60)
+    assert wait_until_free(tmp_path, 60)
     words = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as saving:
         saving.stdout.readline()
-        wait_until_free(tmp_path, 0.1)
+        assert not wait_until_free(tmp_path, 0.1)
         assert saving.poll() is None
-        wait_until_free(tmp_path, 60)
+        assert wait_until_free(tmp_path, 60)
         assert saving.wait(10) == 0
 
 

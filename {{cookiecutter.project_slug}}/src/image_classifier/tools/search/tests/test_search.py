@@ -359,6 +359,30 @@ def test_a_trial_that_was_stopped_is_not_trained_on(tmp_path, monkeypatch):
             assert [stopped.step()["done"] for _ in range(2)] == [False, True]
 
 
+@pytest.mark.parametrize("record", [None, {"lr": 2}])
+def test_what_lies_in_a_folder_with_another_record_or_none_is_not_taken_for_a_trial(
+    record, tmp_path
+):
+    write_trial(tmp_path, 0, [0.5], lr=1)
+    write_trial(tmp_path, 1, [0.9], "stopped", **record or {})
+    if record is None:
+        (tmp_path / "001/trial.json").unlink()
+    engine = Mock()
+    engine.suggest.return_value = {"lr": 1}
+    proposals = trial.Proposals(engine, planned(run=replace(Config().run, dir=str(tmp_path))))
+    assert [proposals.suggest(name)["is_stopped"] for name in "ab"] == [False, False]
+    found = results.read_trials(tmp_path, "top1")
+    assert [(one.state, len(one.rows)) for one in found] == [("done", 1), ("failed", 0)]
+
+
+def test_a_run_that_is_at_work_keeps_its_folder(tmp_path, monkeypatch):
+    write_trial(tmp_path, 0, [0.5], lr=1)
+    monkeypatch.setattr(trial, "wait_until_free", lambda *_: False)
+    with pytest.raises(UserError, match="000' is in use by a run of an earlier search"):
+        search.clear(tmp_path)
+    assert results.read_trials(tmp_path, "top1")[0].state == "done"
+
+
 def test_a_trial_that_is_ended_early_is_recorded_as_stopped_and_one_that_is_done_is_not(tmp_path):
     engine = Mock()
     engine.suggest.return_value = {"lr": 1}
