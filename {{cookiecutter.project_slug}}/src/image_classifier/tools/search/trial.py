@@ -43,7 +43,7 @@ class Proposals(Searcher):
             return Searcher.FINISHED
         folder = self.folders[trial_id] = self.job.recipe.folder / f"{len(self.folders):03}"
         if read_if_there(folder / RECORD).get("knobs") != json.loads(json.dumps(knobs)):
-            remove(folder)  # what lies there is of other knobs
+            remove(folder)  # a trial of other knobs
         self.known[trial_id] = len(evaluations(folder, self.job.metric))
         was_stopped = read_if_there(folder / RECORD).get("end") == "stopped"
         is_stopped = was_stopped and self.job.options.scheduler != "none"
@@ -162,13 +162,19 @@ class RunTrial(Trainable):
 def remove(folder: Path) -> None:
     """Remove the folder of a trial, if it is there, once no run is at work in it.
 
+    Its record goes last: what has none is no trial's.
+
     Raises:
-        UserError: if one still is.
+        UserError: if a run is at work there, or it is no trial's.
     """
     if not wait_until_free(folder, GRACE_SECONDS):
         raise UserError(f"{str(folder)!a} is in use by a run of an earlier search: end it first")
-    if folder.exists():
-        shutil.rmtree(folder)
+    found = sorted(folder.glob("*"), key=lambda path: path.name == RECORD)
+    if found and found[-1].name != RECORD:
+        raise UserError(f"{str(folder)!a} is no trial's: move it, or take another --run.dir")
+    for path in found:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def note(folder: Path, **more: Any) -> None:  # noqa: ANN401 - of JSON

@@ -359,20 +359,20 @@ def test_a_trial_that_was_stopped_is_not_trained_on(tmp_path, monkeypatch):
             assert [stopped.step()["done"] for _ in range(2)] == [False, True]
 
 
-@pytest.mark.parametrize("record", [None, {"lr": 2}])
-def test_what_lies_in_a_folder_with_another_record_or_none_is_not_taken_for_a_trial(
-    record, tmp_path
-):
+def test_what_lies_in_a_folder_with_another_record_or_none_is_not_taken_for_a_trial(tmp_path):
     write_trial(tmp_path, 0, [0.5], lr=1)
-    write_trial(tmp_path, 1, [0.9], "stopped", **record or {})
-    if record is None:
-        (tmp_path / "001/trial.json").unlink()
+    write_trial(tmp_path, 1, [0.9], "stopped", lr=2)
+    write_trial(tmp_path, 2, [0.9])
+    (tmp_path / "002/trial.json").unlink()  # as a run that was called so
     engine = Mock()
     engine.suggest.return_value = {"lr": 1}
     proposals = trial.Proposals(engine, planned(run=replace(Config().run, dir=str(tmp_path))))
     assert [proposals.suggest(name)["is_stopped"] for name in "ab"] == [False, False]
+    with pytest.raises(UserError, match=r"002' is no trial's: move it, or take another --run\.dir"):
+        proposals.suggest("c")
     found = results.read_trials(tmp_path, "top1")
     assert [(one.state, len(one.rows)) for one in found] == [("done", 1), ("failed", 0)]
+    assert (tmp_path / "002/metrics.jsonl").exists()
 
 
 def test_a_run_that_is_at_work_keeps_its_folder(tmp_path, monkeypatch):
