@@ -3,30 +3,49 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import changed
 from torch import nn
 
+from image_classifier import cli, models
 from image_classifier import train as train_module
 from image_classifier.cli import main
-from image_classifier.config import Config
+from image_classifier.config import Config, DataConfig
+from image_classifier.data import datasets
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.errors import UserError
+from image_classifier.extensions import finding
 from image_classifier.presets import PRESETS
+from image_classifier.runtime import command_line
 from image_classifier.runtime.command_line import (
     parse,
     take_preset,
 )
 from image_classifier.train import train
 
+
+class Pair(nn.Module):
+    """Gives logits, and something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, images):
+        """(batch, 3, side, side) -> two of them."""
+        return images.flatten(1)[:, :10] * self.weight, images
+
+
 MISFITS = {  # by what is said of them
     r"can.t take images of 24 pixels, see --data.test-size: .*mat1": [
         nn.Flatten(),
         nn.Linear(3 * 32**2, 10),
     ],
+    r"^the network returns a tuple: it should return logits, \(batch, classes\)$": [Pair()],
     r"gives .7,. values.* 10 classes": [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 7)],
 }
 
@@ -37,6 +56,40 @@ def test_sizes_and_heads_that_do_not_fit_are_refused(config, monkeypatch, said):
     monkeypatch.setattr(train_module, "build_model", build)
     with pytest.raises(UserError, match=said):
         train(changed(config, data__test_size=24))
+
+
+def test_a_mistake_in_the_code_of_a_network_is_no_size_of_an_image(config, monkeypatch):
+    network = Pair()
+    network.scale = network.weight
+    del network.weight
+    monkeypatch.setattr(train_module, "build_model", lambda *_, **__: nn.Sequential(network))
+    with pytest.raises(AttributeError, match="'Pair' object has no attribute 'weight'"):
+        train(config)
+
+
+def test_a_change_of_a_tool_that_returns_nothing_is_named(monkeypatch):
+    monkeypatch.setattr(finding, "functions", lambda *_: [lambda *_: None])
+    with pytest.raises(UserError, match=r"test_checks\.change_loss returned nothing: .* a Config$"):
+        finding.chained("loss", "change_loss", Config())
+    assert finding.chained("order", "change_weights", None) is None
+
+
+def test_what_a_tool_adds_under_a_name_that_is_there_is_refused(monkeypatch):
+    tool = SimpleNamespace(MODELS={"resnet9": None}, DATASETS={"folder": None}, main=None)
+    tool.PRESETS = (PRESETS["smoke"],)
+    there = [
+        (models, "models_by_name", "model resnet9"),
+        (command_line, "all_presets", "preset smoke"),
+        (datasets, "find_dataset", "dataset folder"),
+    ]
+    for module, function, said in there:
+        monkeypatch.setattr(module, "find_tools", lambda _: {"mine": tool})
+        given = [DataConfig(name="folder")] * (function == "find_dataset")
+        with pytest.raises(UserError, match=f"a tool adds the {said}, which is there: rename it"):
+            getattr(module, function)(*given)
+    monkeypatch.setattr(cli, "find_commands", lambda: {"train": tool})
+    with pytest.raises(UserError, match="a tool adds the command train, which is there"):
+        cli.commands()
 
 
 def plant(monkeypatch, config, **wrong):

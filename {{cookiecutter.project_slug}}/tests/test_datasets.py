@@ -42,6 +42,7 @@ FILES = ["ant/1.jpg"] * 6
         ({"pixels": None, "paths": FILES}, r"should be PathList\(folder, paths\), not \["),
         ({"classes": ()}, "a tuple of str, the name of each class, not "),
         ({"classes": [*CLASSES]}, "a tuple of str, the name of each class, not "),
+        ({"classes": ("ant", "ant")}, "classes of a Source should be of different names, not "),
         ({"labels": LABELS.tolist()}, r"labels of a Source should be .count,. int64 or "),
         ({"labels": LABELS.int()}, r"on the CPU, not a Tensor \(6,\) torch\.int32$"),
         (
@@ -65,6 +66,22 @@ def test_what_no_source_can_hold_is_refused(fields, message):
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="a PathList of no paths below 'photos'"):
         PathList("photos", [])
+
+
+PIXEL = PIXELS[0]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [PIXEL / 255, PIXEL.numpy(), PIXEL.permute(2, 0, 1), PIXEL[..., :1], PIXEL[None], None],
+    ids=["float", "array", "channels first", "gray", "batch", "nothing"],
+)
+def test_images_of_a_reader_that_are_no_pixels_of_the_source_are_refused(image):
+    source = Source(LABELS, CLASSES, reader=lambda _: image)
+    wanted = r"reader of a Source should be CPU tensors \(height, width, 3\) uint8, not "
+    for place in ((), (0, 0, 0)):
+        with pytest.raises(UserError, match=wanted):
+            replace(source, is_random=bool(place)).read(0, *place)
 
 
 def test_fields_are_kept_as_batches_and_checkpoints_want_them():

@@ -3,6 +3,7 @@
 import json
 import resource
 from copy import deepcopy
+from math import nan
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from image_classifier import evaluate as evaluation
+from image_classifier import train as train_module
 from image_classifier.checkpoints import load_best
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import EvalData
@@ -41,7 +43,7 @@ from image_classifier.models.resnet9 import ResNet9
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import World, join_world
-from image_classifier.tracking import logger, trackers
+from image_classifier.tracking import Observer, logger, trackers
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
@@ -225,6 +227,21 @@ def test_a_tracker_is_told_no_paths_and_if_it_fails_others_go_on(config, tmp_pat
     _, knobs, _ = opened_with.call_args.args
     assert "planted" not in str(knobs)
     assert (knobs["optim.lr"], knobs["compute.compile"]) == (0.02, False)
+
+
+def test_a_metric_of_a_tool_does_not_replace_that_of_the_run(config, monkeypatch):
+    for own, said in (({"val/loss": 0.1}, "metric val/loss"), ({"step": 1}, "metric step")):
+        observer = Observer(judge=lambda _, own=own: own)
+        monkeypatch.setattr(train_module, "open_observers", lambda _, one=observer: [one])
+        with pytest.raises(UserError, match=f"a tool adds the {said}, which is there: rename it"):
+            train(changed(config, run__fresh=True))
+
+
+def test_a_metric_that_is_no_number_is_said_to_choose_nothing(config, monkeypatch, capsys):
+    monkeypatch.setitem(METRICS, "mine", Metric(lambda _: nan, lower_is_better=True))
+    train(changed(config, epochs=1, run__best_by="mine"))
+    said = capsys.readouterr().out
+    assert "warning: --run.best-by mine is no number: it chooses no best weights" in said
 
 
 def test_a_tracker_without_its_library_is_refused(monkeypatch, tmp_path):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from image_classifier.config import ModelConfig, OptimConfig
+from image_classifier.config import Config, ModelConfig, OptimConfig
 from image_classifier.errors import UserError
 from image_classifier.models import (
     adapted,
@@ -15,7 +15,9 @@ from image_classifier.models import (
     load_weights,
     models_by_name,
 )
+from image_classifier.models.blocks import drop_before_head
 from image_classifier.optim import build_optimizer
+from image_classifier.precision import Precision
 from image_classifier.presets import PRESETS
 
 
@@ -37,6 +39,32 @@ def test_models_of_torchvision_get_a_head_dropout_and_blocks():
         assert not torch.equal(layer(features), layer(features))
         model.eval()
         assert torch.equal(layer(features), layer(features))
+
+
+def test_dropout_is_before_both_heads_of_a_distilled_network():
+    class Distilled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+            self.head_dist = nn.Linear(4, 3)
+
+        def get_classifier(self):
+            return self.head, self.head_dist
+
+    network = Distilled()
+    drop_before_head(network, 1.0)
+    for head in (network.head, network.head_dist):
+        assert torch.equal(head(torch.ones(4)), head.bias)
+        assert not torch.equal(head.eval()(torch.ones(4)), head.bias)
+
+
+def test_filters_of_images_alone_are_channels_last():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv3d(3, 4, 3), nn.Linear(2, 2))
+    config = Config()
+    Precision("fp32", config.compute, config.optim, torch.device("cpu")).place(network)
+    flat, deep, _ = (layer.weight for layer in network)
+    assert flat.is_contiguous(memory_format=torch.channels_last)
+    assert deep.is_contiguous()
 
 
 def test_small_images_keep_their_resolution():

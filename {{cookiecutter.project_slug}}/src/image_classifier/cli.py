@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .config import Config
 from .errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, OF_TOOLS, UserError, choose
-from .extensions import find_commands
+from .extensions import find_commands, joined
 from .runtime.command_line import HELP, all_presets, command, parse, summary, take_preset
 from .runtime.console import lasting_output, printable
 from .runtime.launch import end_in_group, of_this_start, run_in_processes
@@ -56,7 +56,8 @@ def dispatch(words: list[str]) -> int:
 
 def commands() -> dict[str, Callable[[list[str]], int]]:
     """Every command by name: `train`, and those of the tools that are there."""
-    return {"train": train} | {name: module.main for name, module in find_commands().items()}
+    theirs = {name: module.main for name, module in find_commands().items()}
+    return joined("command", {"train": train}, theirs)
 
 
 def train(words: list[str]) -> int:

@@ -67,6 +67,14 @@ class Precision:
         """For a step without a GradScaler: room for whether to skip it, and 1. On the device."""
         return torch.tensor((0.0, 1.0), device=self.device).unbind()
 
+    def place(self, model: nn.Module) -> nn.Module:
+        """`model` on the device; its filters of images in the memory format, no others have one."""
+        model = model.to(self.device)
+        for weight in (*model.parameters(), *model.buffers()):
+            if weight.ndim == 4:
+                weight.data = weight.data.to(memory_format=self.memory_format)
+        return model
+
     def autocast(self) -> AbstractContextManager:
         """A block whose forward pass runs in this precision."""
         if self.dtype == torch.float32:

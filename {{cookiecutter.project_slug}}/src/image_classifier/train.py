@@ -147,8 +147,7 @@ class Training:
         self.normalize = Normalize(source, config.data.max_size, self.precision, config.augment.tta)
         self.augment = build_augment(config.augment, data, self.normalize, config.seed)
         self.loss_fn = build_loss(config, data, batch_size)
-        model = init_model(config, data, self.normalize)
-        self.model = model.to(world.device, memory_format=self.precision.memory_format)
+        self.model = self.precision.place(init_model(config, data, self.normalize))
 
     def begin(self) -> None:
         """Begin with the weights that the model has now: average, compile, shard or wrap."""

@@ -110,7 +110,7 @@ def place_model(best: Best, compute: ComputeConfig, world: World) -> LoadedModel
         load_weights(model, best.weights)
     except RuntimeError as error:
         raise UserError(f"{str(best.path)!a} holds another model: {first_reason(error)}") from error
-    model = model.to(precision.device, memory_format=precision.memory_format).eval()
+    model = precision.place(model).eval()
     return LoadedModel(
         **vars(best) | {"weights": model.state_dict()},  # those of the file need not stay
         model=model,

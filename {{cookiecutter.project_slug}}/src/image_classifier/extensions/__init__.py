@@ -55,6 +55,7 @@ from .finding import (
     find_tools,
     function,
     functions,
+    joined,
     need_tool,
     paths_of,
 )

@@ -27,7 +27,8 @@ def paths_of(module: str) -> dict[str, Path]:
 def find_commands() -> dict[str, ModuleType]:
     """The modules of the commands that are there, by the names of the commands, in their order."""
     files = {path.parent.name: path for path in find_files("*/command.py")}
-    files |= {path.stem.removesuffix("_command"): path for path in find_files("*/*_command.py")}
+    more = {path.stem.removesuffix("_command"): path for path in find_files("*/*_command.py")}
+    files = joined("command", files, more)
     return {name.replace("_", "-"): import_file(files[name]) for name in sorted(files)}
 
 
@@ -49,10 +50,28 @@ def functions(module: str, name: str) -> list[Callable]:
 
 
 def chained(module: str, name: str, value: T, *others: object) -> T:
-    """`value` after each of `functions`, in their order, has made another of it."""
+    """`value` after each of `functions`, in their order, has made another of it.
+
+    Raises:
+        UserError: if one of them lacks its `return`.
+    """
     for change in functions(module, name):
-        value = change(value, *others)
+        changed = change(value, *others)
+        if changed is None and value is not None:
+            where = f"{change.__module__}.{name}"
+            raise UserError(f"{where} returned nothing: it should return a {type(value).__name__}")
+        value = changed
     return value
+
+
+def joined(kind: str, known: dict[str, T], *others: dict[str, T]) -> dict[str, T]:
+    """All of these tables together; UserError for a name that two of them have."""
+    found = dict(known)
+    for table in others:
+        if twice := sorted(found.keys() & table.keys()):
+            raise UserError(f"a tool adds the {kind} {twice[0]}, which is there: rename it")
+        found |= table
+    return found
 
 
 def function(module: str, name: str) -> Callable | None:

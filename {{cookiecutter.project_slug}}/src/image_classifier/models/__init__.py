@@ -16,7 +16,7 @@ from torch import nn
 
 from ..config import ModelConfig
 from ..errors import UserError
-from ..extensions import chained, find_tool, find_tools, functions
+from ..extensions import chained, find_tool, find_tools, functions, joined
 from .blocks import begin_at_zero, drop_before_head, find_head, find_heads, find_matrices, is_matrix
 from .resnet9 import largest, resnet9, resnet9_gn
 from .torchvision import (
@@ -36,8 +36,8 @@ MODELS: dict[str, Callable[[ModelConfig, int, int, int], nn.Module]] = {
 
 def models_by_name() -> dict[str, Callable[[ModelConfig, int, int, int], nn.Module]]:
     """`MODELS`, and those of the tools that are there."""
-    tools = find_tools("models").values()
-    return MODELS | {name: build for tool in tools for name, build in tool.MODELS.items()}
+    theirs = (tool.MODELS for tool in find_tools("models").values())
+    return joined("model", MODELS, *theirs)
 
 
 def find_library(name: str) -> ModuleType | None:

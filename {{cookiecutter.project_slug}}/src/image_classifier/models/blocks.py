@@ -59,10 +59,11 @@ def find_heads(model: nn.Module) -> list[nn.Module]:
     parts += [layer for name, layer in model.named_modules() if name in listed]
     layers = [layer for part in parts for layer in part.modules()]
     beside = [layer for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d)]
-    return [last, *(layer for layer in beside if len(layer.weight) == len(last.weight))]
+    siblings = [layer for layer in beside if len(layer.weight) == len(last.weight)]
+    return list(dict.fromkeys([last, *siblings]))
 
 
 def drop_before_head(network: nn.Module, probability: float) -> None:
-    """Put dropout before the last layer, in a hook: weights keep their names."""
-    _, head = find_head(network)
-    head.register_forward_pre_hook(lambda layer, x: dropout(x[0], probability, layer.training))
+    """Put dropout before the last layer and its siblings, in hooks: weights keep their names."""
+    for head in find_heads(network):
+        head.register_forward_pre_hook(lambda layer, x: dropout(x[0], probability, layer.training))

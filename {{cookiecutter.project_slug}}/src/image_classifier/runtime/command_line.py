@@ -16,7 +16,7 @@ import tyro
 
 from ..config import Config
 from ..errors import OF_TOOLS, UserError, choose
-from ..extensions import chained, check_ranges, find_tools, flag, function
+from ..extensions import chained, check_ranges, find_tools, flag, function, joined
 from ..presets import PRESETS, shortened
 
 HELP = {"-h", "--help"}
@@ -156,7 +156,8 @@ def take_preset(
 def all_presets() -> dict[str, Callable[[], Config]]:
     """`PRESETS`, and those of the tools that are there; tools may change any of them."""
     tools = find_tools("presets").values()
-    return PRESETS | {p.__name__: p for tool in tools for p in getattr(tool, "PRESETS", ())}
+    theirs = ({p.__name__: p for p in getattr(tool, "PRESETS", ())} for tool in tools)
+    return joined("preset", PRESETS, *theirs)
 
 
 def value_of(words: list[str], name: str) -> str:

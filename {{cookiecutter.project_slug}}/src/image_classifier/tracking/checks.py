@@ -47,17 +47,25 @@ def check_logits(config: Config, model: nn.Module, num_classes: int) -> None:
     sizes = {option(config, knob, 0): flag(knob) for knob in reversed(knobs)}
     for size in sizes.keys() - {0}:
         try:
-            shape = tuple(blank_logits(model, size, config.data.channels).shape[1:])
-        except Exception as error:  # of a library, as in `adapted`
+            logits = blank_logits(model, size, config.data.channels)
+        except (ArithmeticError, AssertionError, RuntimeError, ValueError) as error:  # of sizes
             raise UserError(
                 f"--model.name {name} can't take images of {size} pixels, see --{sizes[size]}: "
                 f"{first_line(error)}"
             ) from error
-        if shape != (num_classes,):
+        check_tensor(logits)
+        if (shape := tuple(logits.shape[1:])) != (num_classes,):
             raise UserError(
                 f"--model.name {name} gives {shape} values for an image, but there are "
                 f"{num_classes} classes: its last layer needs one output per class"
             )
+
+
+def check_tensor(logits: object) -> None:
+    """A network gives logits alone."""
+    if not isinstance(logits, Tensor):
+        kind = type(logits).__name__
+        raise UserError(f"the network returns a {kind}: it should return logits, (batch, classes)")
 
 
 def check_best_by(name: str, val: Source) -> None:

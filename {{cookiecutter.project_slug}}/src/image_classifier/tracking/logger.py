@@ -20,7 +20,7 @@ from ..checkpoints import TrainState
 from ..data import Augmented
 from ..errors import FaultError
 from ..evaluate import Scores
-from ..extensions import find_tools
+from ..extensions import find_tools, joined
 from ..metrics import choose_decision, metric_text, phrase
 from ..runtime import console
 from ..runtime.config_dict import to_save
@@ -180,7 +180,7 @@ class RunLogger:
             metrics["train/waited_fraction"] = round(speed.waited, 4)
         metrics["memory_bytes"] = memory = memory_bytes(self.world.device)
         for observer in self.observers:
-            metrics |= observer.metrics(speed)
+            metrics = joined("metric", metrics, observer.metrics(speed))
         self.write(step, metrics)
         learned = f"loss {loss:.4f}{self.score}  lr {lr:.1e}  "
         self.show(step, f"{learned}{speed or ''}{memory / 2**30:.1f} GB  ")
@@ -227,8 +227,10 @@ class RunLogger:
         has_all = self.world.is_main and (is_last or step == self.total_steps)
         metrics = scores.metrics(*(scores.names if has_all else [best_by]))
         for observer in self.observers:
-            metrics |= observer.judge(self.state.best_model)
+            metrics = joined("metric", metrics, observer.judge(self.state.best_model))
         self.score = "  " + metric_text(best_by, scores.value(best_by), digits=1)
+        if not isfinite(scores.value(best_by)):
+            self.say(f"warning: --run.best-by {best_by} is no number: it chooses no best weights")
         self.write(step, metrics)
         self.say(f"{self.place(step)}  {what}: {phrase(metrics, best_by)}")
         if step < self.total_steps:
@@ -300,7 +302,8 @@ class RunLogger:
             return
         path = self.folder / "metrics.jsonl"
         end = path.stat().st_size if path.exists() else 0
-        row = {"step": step, "epoch": round(step / self.steps_per_epoch, 4), **metrics}
+        place = {"step": step, "epoch": round(step / self.steps_per_epoch, 4)}
+        row = joined("metric", place, metrics)
         self.unwritten.append(json.dumps(row))
         try:
             append_lines(path, self.unwritten)

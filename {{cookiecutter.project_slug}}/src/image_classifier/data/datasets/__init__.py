@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ...config import DataConfig
 from ...errors import OF_TOOLS, UserError, choose
-from ...extensions import chained, find_tools, functions
+from ...extensions import chained, find_tools, functions, joined
 from ...runtime.seeding import DATASET, seeded
 from .folder import folder
 from .parts import check_fold
@@ -48,11 +48,8 @@ def find_dataset(data: DataConfig) -> Callable[[DataConfig, str], Source]:
         if found := find(data):
             return found
     check_fold(data)
-    if data.name in DATASETS:
-        return DATASETS[data.name]
-    tools = find_tools("dataset").values()
-    theirs = {name: dataset for tool in tools for name, dataset in tool.DATASETS.items()}
-    return choose("dataset", data.name, DATASETS | theirs, OF_TOOLS)
+    theirs = (tool.DATASETS for tool in find_tools("dataset").values())
+    return choose("dataset", data.name, joined("dataset", DATASETS, *theirs), OF_TOOLS)
 
 
 def open_files(data: DataConfig, split: str) -> Source:

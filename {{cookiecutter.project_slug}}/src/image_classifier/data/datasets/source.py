@@ -63,6 +63,7 @@ class Source:
         names = self.classes if type(self.classes) is tuple else ()
         is_names = len(names) > 0 and all(type(name) is str for name in names)
         check("classes", self.classes, is_names, "a tuple of str, the name of each class")
+        check("classes", names, len({*names}) == len(names), "of different names")
         if pixels is not None:
             is_pixels = isinstance(pixels, Tensor) and pixels.dtype == self.dtype
             is_pixels = is_pixels and pixels.ndim == 4 and pixels.shape[3] == self.channels
@@ -186,9 +187,17 @@ class Source:
             assert self.paths is not None
             return self.paths.image(index, self.channels, self.bits)
         if not self.is_random:
-            return self.reader(index)
+            return self.checked(self.reader(index))
         with seeding.seeded(seeding.SAMPLE, *(place or (0, 0, index)), 2):
-            return self.reader(index)
+            return self.checked(self.reader(index))
+
+    def checked(self, image: Tensor) -> Tensor:
+        """An image of `reader`, whose memory crops read by its shape."""
+        is_image = isinstance(image, Tensor) and image.dtype == self.dtype
+        is_image = is_image and image.ndim == 3 and image.shape[2] == self.channels
+        wanted = f"CPU tensors (height, width, {self.channels}) uint{self.bits}"
+        check("images by the reader", image, is_image, wanted)
+        return image
 
     def prefetch(self, indices: np.ndarray) -> None:
         """Hear which images this thread reads next, (count,) int64: those far away are fetched."""

@@ -24,6 +24,7 @@ from ...runtime.distributed import World
 from ...runtime.files import read_object, write_json
 from ...runtime.machine import one_thread, proc
 from ...runtime.seeding import WEIGHTS, seeded
+from ...tracking import check_tensor
 
 STEP_SECONDS = 0.06  # target length of a step: with fewer images all formats take as long
 LONG_SECONDS = 5.0  # if the first step of both formats takes longer, it alone decides
@@ -96,7 +97,7 @@ def measure(config: Config, num_classes: int, most_images: int, world: World) ->
         model = build_model(config.model, num_classes, size, channels).train()
         for name, network in (("fp32", model), ("bf16", with_small_weights(model))):
             precision = Precision(name, config.compute, config.optim, world.device)
-            formats.append((precision, network.to(memory_format=precision.memory_format)))
+            formats.append((precision, precision.place(network)))
         first = once(LEAST_IMAGES)  # builds the kernels, too
         if LEAST_IMAGES * sum(first) >= LONG_SECONDS:
             return [first]
@@ -130,7 +131,9 @@ def step_seconds(
     images = torch.rand(count, channels, size, size).to(memory_format=precision.memory_format)
     began = process_time()
     with precision.autocast():
-        loss = model(images).float().square().mean()
+        logits = model(images)
+        check_tensor(logits)
+        loss = logits.float().square().mean()
     precision.backward(loss)
     seconds = process_time() - began
     model.zero_grad()

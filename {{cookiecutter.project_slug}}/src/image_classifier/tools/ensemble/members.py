@@ -17,7 +17,7 @@ from ...runtime.run_dir import best_checkpoint
 # What members have in common: the network, and images as it takes them.
 SAME = ("model.", "data.image_size", "data.test_size", "data.channels", "data.bits", "data.fit")
 SAME += ("augment.tta",)
-OF_TRAINING = ("model.dropout", "model.drop_path")  # knobs of a network that is trained
+OF_TRAINING = ("model.dropout", "model.drop_path", "model.lora_rank")  # knobs of training alone
 MOST = 100  # the range of `model.members`
 MOST_APART = 0.02  # of the means of a color, where images are padded with it; folds differ by less
 

@@ -7,6 +7,7 @@ To add one: write a function below, and add it to `FORMATS`. It returns the cont
 import io
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from importlib.util import find_spec
 
 import numpy as np
@@ -89,12 +90,13 @@ def safetensors(module: ExportModule) -> tuple[bytes, Predict]:
     """The weights without a graph, by their names in the network."""
     from safetensors.torch import load
 
-    weights = {name: tensor.contiguous() for name, tensor in module.model.state_dict().items()}
-    content = tensor_file(weights, module.about)
-    loaded = load(content)
-    assert loaded.keys() == weights.keys()  # else `functional_call` would take the model's own
-    loaded = {f"model.{name}": tensor for name, tensor in loaded.items()}
-    return content, lambda images: torch.func.functional_call(module, loaded, images)
+    own = module.model.state_dict()
+    # Copies, as names of one tensor would be refused.
+    copies = {name: w.clone(memory_format=torch.contiguous_format) for name, w in own.items()}
+    content = tensor_file(copies, module.about)
+    other = deepcopy(module)
+    other.model.load_state_dict(load(content))
+    return content, other
 
 
 Format = Callable[[ExportModule], tuple[bytes, Predict]]

@@ -216,6 +216,12 @@ def sharded_tensors(state: TrainState) -> dict[str, Tensor]:
                 shape=weight.shape,
                 stride=weight.stride(),
             )
+    seen: set[int] = set()
+    for name, tensor in tensors.items():  # safetensors refuses names of one tensor
+        place = local_part(tensor).data_ptr()
+        if place and place in seen:  # an empty part has none
+            tensors[name] = tensor.clone()
+        seen.add(place)
     return tensors
 
 

@@ -5,7 +5,7 @@ all ranks gather the weights of a block before it computes and free them after i
 part of the mean gradient. The parameters are `DTensor`s, of which `to_local()` is a rank's part.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
@@ -77,8 +77,13 @@ def shard(model: nn.Module, precision: Precision, world: World) -> None:
 
 
 def find_units(model: nn.Module) -> list[nn.Module]:
-    """The modules whose weights are gathered together: blocks, and large layers."""
+    """The modules whose weights are gathered together: blocks, and large layers.
+
+    Weights that several of them share are gathered with the whole network.
+    """
+    names = Counter(w for _, w in model.named_parameters(remove_duplicate=False))
     parts = [part for part, is_open in find_modules(model) if not is_open]
+    parts = [part for part in parts if all(names[weight] == 1 for weight in part.parameters())]
     sizes = [sum(weight.numel() for weight in part.parameters()) for part in parts]
     return [
         part

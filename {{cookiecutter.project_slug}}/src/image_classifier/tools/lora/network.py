@@ -6,6 +6,7 @@ Attention`, of torchvision's Swin or of timm's BEiT. The layers of peft are pass
 """
 
 import math
+from collections import Counter
 from typing import Any
 
 import torch
@@ -46,7 +47,9 @@ def change_training(model: nn.Module, config: Config, *_: object) -> None:
 def add_adapters(model: nn.Module, rank: int) -> None:
     """Add adapters of this rank to `model`, and freeze all but these and its last layer."""
     heads = find_heads(model)
-    matrices = [(w, x) for w, x in find_matrices(model).items() if w.requires_grad]
+    owners = Counter(w for layer in model.modules() for w in layer.parameters(recurse=False))
+    learn = {w for w, count in owners.items() if w.requires_grad and count == 1}  # of one layer
+    matrices = [(w, x) for w, x in find_matrices(model).items() if w in learn]
     model.requires_grad_(False)
     for layer in heads:
         layer.requires_grad_(True)

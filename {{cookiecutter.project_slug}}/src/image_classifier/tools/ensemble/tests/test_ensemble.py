@@ -214,7 +214,11 @@ def test_runs_that_do_not_fit_together_are_refused_in_a_line(make, tmp_path, ref
 
 
 def test_knobs_of_training_may_differ(make, join):
-    join(make("run0", 0), make("run1", 1, model__dropout=0.5, optim__lr=0.1, epochs=1))
+    def adapt(saved):  # its adapters are added to its weights when it is read
+        saved["config"] |= {"model.lora_rank": 2, "run.init_from": "weights.pt"}
+
+    others = [make("run2", 2, change=adapt)] * (find_tool("network", "lora") is not None)
+    join(make("run0", 0), make("run1", 1, model__dropout=0.5, optim__lr=0.1, epochs=1), *others)
 
 
 def test_an_ensemble_is_neither_a_member_nor_trained(make, join, config, refusal, tmp_path):

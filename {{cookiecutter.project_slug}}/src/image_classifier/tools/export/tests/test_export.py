@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import changed, untrained_run
 from safetensors import safe_open
+from torch import nn
 
 from image_classifier.checkpoints import load_model, loaded
 from image_classifier.cli import main
@@ -105,6 +106,27 @@ def test_the_images_are_those_that_an_evaluation_reads(config, photos, tmp_path,
     )
     assert main(["export", run, "--format", "safetensors", "--root", str(tmp_path)]) == 0
     assert asked[0].image_size == 48  # by which prepared images are too small or not
+
+
+def test_layers_that_share_a_weight_are_written():
+    class Tied(nn.Module):
+        about = {}  # noqa: RUF012
+
+        def __init__(self):
+            super().__init__()
+            self.model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+            self.model[1].weight = self.model[0].weight
+
+        def forward(self, images):
+            return self.model(images)
+
+    module = Tied()
+    content, predict = formats.safetensors(module)
+    images = torch.rand(2, 3)
+    assert torch.equal(predict(images), module(images))
+    nn.init.zeros_(module.model[0].weight)
+    assert not torch.equal(predict(images), module(images))  # what the file has
+    assert len(content) > 2 * 9 * 4
 
 
 def test_an_answer_is_the_class_and_whether_the_prediction_counts(config, photos):

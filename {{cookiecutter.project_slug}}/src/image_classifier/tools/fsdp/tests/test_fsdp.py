@@ -26,6 +26,7 @@ from conftest import (
     write_photo,
 )
 from safetensors.torch import load_file
+from torch import nn
 
 from image_classifier.checkpoints import (
     saving as checkpoint_files,
@@ -42,7 +43,7 @@ from image_classifier.data.datasets.source import Source
 from image_classifier.errors import FaultError, UserError
 from image_classifier.extensions import find_tool
 from image_classifier.metrics.table import METRICS, Metric
-from image_classifier.models import build_model
+from image_classifier.models import MODELS, build_model
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime import consensus
@@ -102,6 +103,39 @@ def test_fsdp_learns_as_ddp(config, size, name, knobs, tmp_path):
     ddp = changed(config, compute__parallel="ddp", run__dir=str(tmp_path / "ddp"))
     run_ranks(size, train_small, config)
     run_ranks(size, train_small, ddp)
+    assert losses(config.run.dir) == pytest.approx(losses(ddp.run.dir), rel=1e-3)
+
+
+class Sharing(nn.Module):
+    """Two blocks share a layer, and two layers a weight, as in timm's CoaT."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        first, second = (nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()) for _ in range(2))
+        second.append(first[0])
+        self.blocks = nn.Sequential(first, second)
+        self.one = nn.Linear(3, 3)
+        self.other = nn.Linear(3, 3)
+        self.other.weight = self.one.weight
+        self.head = nn.Linear(3, num_classes)
+
+    def forward(self, images):
+        """(batch, 3, side, side) -> (batch, num_classes)."""
+        return self.head(self.other(self.one(self.blocks(images).mean((2, 3)))))
+
+
+def train_sharing(config, work, *arguments):
+    """Do `work` with that network."""
+    MODELS["sharing"] = lambda _, num_classes, *__: Sharing(num_classes)
+    work(changed(config, model__name="sharing", optim__name="adamw"), *arguments)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_blocks_that_share_a_layer_learn_and_are_saved(config, size, tmp_path):
+    ddp = changed(config, compute__parallel="ddp", run__dir=str(tmp_path / "ddp"))
+    for run in (config, ddp):
+        run_ranks(size, train_sharing, run, train_until, 1, False)
+        run_ranks(size, train_sharing, run, train)
     assert losses(config.run.dir) == pytest.approx(losses(ddp.run.dir), rel=1e-3)
 
 

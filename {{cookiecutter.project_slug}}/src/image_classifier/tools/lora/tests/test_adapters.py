@@ -89,6 +89,17 @@ def test_every_matrix_but_those_of_the_last_layer_gets_two_thin_ones(name):
     assert torch.equal(model(images), plain(images))
 
 
+def test_a_weight_of_several_layers_has_no_adapter():
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    plain[1].weight = plain[0].weight
+    model = deepcopy(plain)
+    add_adapters(model, 2)
+    assert [hasattr(layer, "parametrizations") for layer in model] == [False, False, True, False]
+    nn.init.ones_(model[2].parametrizations.weight[0].b)
+    plain.load_state_dict(merged(model.state_dict()))
+    torch.testing.assert_close(plain(torch.ones(4)), model(torch.ones(4)))
+
+
 @pytest.fixture
 def adapted(config, trained_once):
     """A run that fine-tunes another by LoRA."""
