@@ -78,7 +78,7 @@ PIXEL = PIXELS[0]
 )
 def test_images_of_a_reader_that_are_no_pixels_of_the_source_are_refused(image):
     source = Source(LABELS, CLASSES, reader=lambda _: image)
-    wanted = r"reader of a Source should be CPU tensors \(height, width, 3\) uint8, not "
+    wanted = r"reader of a Source should be a CPU tensor \(height, width, 3\) uint8, not "
     for place in ((), (0, 0, 0)):
         with pytest.raises(UserError, match=wanted):
             replace(source, is_random=bool(place)).read(0, *place)

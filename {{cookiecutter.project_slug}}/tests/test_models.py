@@ -5,7 +5,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from image_classifier.config import Config, ModelConfig, OptimConfig
+from image_classifier.config import (
+    Config,
+    ModelConfig,
+    OptimConfig,
+)
 from image_classifier.errors import UserError
 from image_classifier.models import (
     adapted,

@@ -217,11 +217,7 @@ def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Modu
 
 
 def train_step(
-    model: nn.Module,
-    batch: Augmented,
-    loss_fn: Loss,
-    precision: Precision,
-    micro_batch_size: int,
+    model: nn.Module, batch: Augmented, loss_fn: Loss, precision: Precision, micro_batch_size: int
 ) -> Tensor:
     """Run forward and backward passes over a batch, and return its loss: () on the device.
 

@@ -13,14 +13,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ..errors import UserError
 from ..extensions import functions
-from ..models import (
-    AUXILIARY,
-    find_head,
-    find_heads,
-    find_library,
-    load_weights,
-    published_weights,
-)
+from ..models import HAS_AUX, find_head, find_heads, find_library, load_weights, published_weights
 from ..runtime.console import printable, some
 from ..runtime.distributed import World
 from ..runtime.files import about_tensors, open_tensors
@@ -175,7 +168,7 @@ def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def usual_normalization(name: str) -> tuple[Colors, Colors] | None:
     """Mean and std that the published weights of the model `name` expect; None if unknown."""
-    if name in AUXILIARY:  # torchvision's own change images to that, by `transform_input`
+    if name in HAS_AUX:  # torchvision's own change images to that, by `transform_input`
         return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
     if networks := find_library(name):
         images = networks.pretrained_config(name)

@@ -50,11 +50,7 @@ def functions(module: str, name: str) -> list[Callable]:
 
 
 def chained(module: str, name: str, value: T, *others: object) -> T:
-    """`value` after each of `functions`, in their order, has made another of it.
-
-    Raises:
-        UserError: if one of them lacks its `return`.
-    """
+    """`value` after each of `functions` has made another of it; UserError if one returns none."""
     for change in functions(module, name):
         changed = change(value, *others)
         if changed is None and value is not None:

@@ -19,14 +19,7 @@ from ..errors import UserError
 from ..extensions import chained, find_tool, find_tools, functions, joined
 from .blocks import begin_at_zero, drop_before_head, find_head, find_heads, find_matrices, is_matrix
 from .resnet9 import largest, resnet9, resnet9_gn
-from .torchvision import (
-    AUXILIARY,
-    adapted,
-    load_weights,
-    published_weights,
-    size_misfit,
-    torchvision,
-)
+from .torchvision import HAS_AUX, adapted, load_weights, published_weights, size_misfit, torchvision
 
 MODELS: dict[str, Callable[[ModelConfig, int, int, int], nn.Module]] = {
     "resnet9": resnet9,

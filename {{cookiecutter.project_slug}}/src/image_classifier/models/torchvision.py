@@ -12,7 +12,7 @@ from ..errors import OF_TOOLS, UserError, did_you_mean
 from ..runtime.console import first_line
 
 SMALL_IMAGE = 64  # pixels, up to which the first layers keep full resolution
-AUXILIARY = ("googlenet", "inception_v3")  # would return more than logits in training
+HAS_AUX = ("googlenet", "inception_v3")  # would return more than logits in training
 
 
 def torchvision(
@@ -35,7 +35,7 @@ def torchvision(
             f"{did_you_mean(model.name, [*others, *names])}{OF_TOOLS}"
         )
     options: dict[str, object] = {"num_classes": num_classes}
-    if model.name in AUXILIARY:
+    if model.name in HAS_AUX:
         options |= {"aux_logits": False, "init_weights": True}
     if model.name.startswith("vit_"):
         options["image_size"] = image_size

@@ -65,10 +65,7 @@ class Source:
         check("classes", self.classes, is_names, "a tuple of str, the name of each class")
         check("classes", names, len({*names}) == len(names), "of different names")
         if pixels is not None:
-            is_pixels = isinstance(pixels, Tensor) and pixels.dtype == self.dtype
-            is_pixels = is_pixels and pixels.ndim == 4 and pixels.shape[3] == self.channels
-            wanted = f"a CPU tensor (count, height, width, {self.channels}) uint{self.bits}"
-            check("pixels", pixels, is_pixels, wanted)
+            self.check_pixels("pixels", pixels, "count, height, width")
             # Batches gather rows; if the pixels were only permuted, each step would copy them all.
             object.__setattr__(self, "pixels", pixels.contiguous())
         if (weights := self.weights) is not None:
@@ -186,18 +183,19 @@ class Source:
         if self.reader is None:
             assert self.paths is not None
             return self.paths.image(index, self.channels, self.bits)
-        if not self.is_random:
-            return self.checked(self.reader(index))
-        with seeding.seeded(seeding.SAMPLE, *(place or (0, 0, index)), 2):
-            return self.checked(self.reader(index))
-
-    def checked(self, image: Tensor) -> Tensor:
-        """An image of `reader`, whose memory crops read by its shape."""
-        is_image = isinstance(image, Tensor) and image.dtype == self.dtype
-        is_image = is_image and image.ndim == 3 and image.shape[2] == self.channels
-        wanted = f"CPU tensors (height, width, {self.channels}) uint{self.bits}"
-        check("images by the reader", image, is_image, wanted)
+        drawn = (seeding.SAMPLE, *(place or (0, 0, index)), 2)
+        with seeding.seeded(*drawn) if self.is_random else contextlib.nullcontext():
+            image = self.reader(index)
+        self.check_pixels("an image by the reader", image, "height, width")
         return image
+
+    def check_pixels(self, name: str, pixels: object, sizes: str) -> None:
+        """Raise `UserError` for what is no tensor of (`sizes`, channels), as crops read memory."""
+        is_right = isinstance(pixels, Tensor) and pixels.dtype == self.dtype
+        shape = pixels.shape if is_right else ()
+        is_right = len(shape) == 2 + sizes.count(",") and shape[-1] == self.channels
+        wanted = f"a CPU tensor ({sizes}, {self.channels}) uint{self.bits}"
+        check(name, pixels, is_right, wanted)
 
     def prefetch(self, indices: np.ndarray) -> None:
         """Hear which images this thread reads next, (count,) int64: those far away are fetched."""

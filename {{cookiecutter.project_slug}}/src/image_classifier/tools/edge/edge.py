@@ -52,11 +52,7 @@ class Row(NamedTuple):
 
 
 def write_variants(
-    options: EdgeOptions,
-    trained: LoadedModel,
-    reference: Reference,
-    folder: Path,
-    files: Files,
+    options: EdgeOptions, trained: LoadedModel, reference: Reference, folder: Path, files: Files
 ) -> None:
     """Write each file that agrees with the model, and print a table of these and of `files`.
 

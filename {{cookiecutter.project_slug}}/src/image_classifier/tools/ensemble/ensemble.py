@@ -139,10 +139,7 @@ def check_weights(config: Config, weights: dict[str, Tensor], first: Best) -> No
 
 
 def write_checkpoint(
-    config: Config,
-    weights: dict[str, Tensor],
-    decision: Decision,
-    members: list[Best],
+    config: Config, weights: dict[str, Tensor], decision: Decision, members: list[Best]
 ) -> Path:
     """Write `best.pt` of the run folder of `config`, whole or not at all; returns its path."""
     first = members[0]

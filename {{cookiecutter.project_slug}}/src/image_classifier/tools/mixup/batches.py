@@ -43,10 +43,7 @@ def change_batches(augment: Augment, how: AugmentConfig, data: TrainData, seed: 
 
 
 def mixup_cutmix(
-    batch: Augmented,
-    augment: AugmentConfig,
-    num_classes: int,
-    chance: random.Random,
+    batch: Augmented, augment: AugmentConfig, num_classes: int, chance: random.Random
 ) -> Augmented:
     """Mixup (https://arxiv.org/abs/1710.09412) or CutMix (https://arxiv.org/abs/1905.04899).
 

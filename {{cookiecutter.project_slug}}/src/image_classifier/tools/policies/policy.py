@@ -103,10 +103,7 @@ def apply_grouped(images: Tensor, which: Tensor, magnitudes: Tensor) -> Tensor:
         return torch.cat([ON_CPU.apply(FUNCTION_OF[n], image, own) for image, n, own in each])
     order, counts = ON_CPU.sort(which)
     groups = zip(
-        ON_CPU.functions,
-        order.split(counts),
-        columns[:, order].split(counts, dim=1),
-        strict=True,
+        ON_CPU.functions, order.split(counts), columns[:, order].split(counts, dim=1), strict=True
     )
     changed = torch.empty_like(images)
     words = torch.uint8 if size % 8 else torch.int64  # 8 x fewer to copy
@@ -206,12 +203,7 @@ def rotate_or_shear_y(
 
 
 def warp(  # noqa: PLR0917 - a column for each operation
-    images: Tensor,
-    slopes_x: Tensor,
-    slopes_y: Tensor,
-    right: Tensor,
-    down: Tensor,
-    degrees: Tensor,
+    images: Tensor, slopes_x: Tensor, slopes_y: Tensor, right: Tensor, down: Tensor, degrees: Tensor
 ) -> Tensor:
     """`shift_or_shear_x` and `rotate_or_shear_y` in one: an image has one of the five."""
     left = shear(slopes_x, images.shape[1]) - right.trunc()[:, None]

@@ -92,9 +92,7 @@ def reliability_diagram(bins: Tensor) -> str:
     down = scale(0, 1, BOTTOM, TOP)
     levels = (0.0, 0.25, 0.5, 0.75, 1.0)
     parts = axes(
-        {f"{x:.0%}": across(x) for x in levels},
-        {f"{y:.0%}": down(y) for y in levels},
-        "confidence",
+        {f"{x:.0%}": across(x) for x in levels}, {f"{y:.0%}": down(y) for y in levels}, "confidence"
     )
     for number, (count, said, right) in enumerate(bins.T.tolist()):
         if count:

@@ -44,10 +44,4 @@ def tuned(name: str) -> Config:
     return replace(same, model=replace(same.model, name=f"timm/{name}"), optim=optim)
 
 
-PRESETS = (
-    finetune_dinov2,
-    finetune_dinov3,
-    finetune_convnext,
-    finetune_siglip,
-    finetune_lite0,
-)
+PRESETS = (finetune_dinov2, finetune_dinov3, finetune_convnext, finetune_siglip, finetune_lite0)
