@@ -279,7 +279,7 @@ def decode(given: argparse.Namespace) -> Rows:
         if given.device == "cpu":
             step = lambda part=part: [decode_jpeg(one, mode=ImageReadMode.RGB) for one in part]  # noqa: E731
         measured(rows, f"torchvision on {given.device}, {count} at once", step, len(part), given)
-    samples = Samples(source, 224)
+    samples = Samples(source, DataConfig(image_size=224))
     for workers in worker_counts(num_cores()):
         images_per_second = worker_count.rate(samples, workers)
         rows[f"{workers} CPU workers"] = [{"images_per_second": images_per_second}]

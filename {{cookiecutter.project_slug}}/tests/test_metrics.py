@@ -230,11 +230,12 @@ def test_a_tracker_is_told_no_paths_and_if_it_fails_others_go_on(config, tmp_pat
 
 
 def test_a_metric_of_a_tool_does_not_replace_that_of_the_run(config, monkeypatch):
-    for own, said in (({"val/loss": 0.1}, "metric val/loss"), ({"step": 1}, "metric step")):
+    for own, said in (({"val/auroc": 0.1}, "metric val/auroc"), ({"step": 1}, "metric step")):
         observer = Observer(judge=lambda _, own=own: own)
         monkeypatch.setattr(train_module, "open_observers", lambda _, one=observer: [one])
         with pytest.raises(UserError, match=f"a tool adds the {said}, which is there: rename it"):
             train(changed(config, run__fresh=True))
+        assert not any("val/loss" in row for row in logged(config.run.dir))  # the first one says it
 
 
 def test_a_metric_that_is_no_number_is_said_to_choose_nothing(config, monkeypatch, capsys):

@@ -155,7 +155,7 @@ def train(config: Config, options: argparse.Namespace, ranks: World | None) -> N
     world = World(ranks.device if ranks else devices[-1])
     data = TrainData(config, world)
     precision = Precision("fp32", config.compute, config.optim, world.device)
-    normalize = Normalize(data.source, config.data.max_size, precision, config.augment)
+    normalize = Normalize(data.source, config.data.max_size, precision, config.augment.tta)
     augment = build_augment(config.augment, data, normalize, config.seed)
     loss_fn = build_loss(config, data, options.batch)
     model = init_model(config, data, normalize).to(memory_format=precision.memory_format)

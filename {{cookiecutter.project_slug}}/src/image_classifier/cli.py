@@ -56,8 +56,7 @@ def dispatch(words: list[str]) -> int:
 
 def commands() -> dict[str, Callable[[list[str]], int]]:
     """Every command by name: `train`, and those of the tools that are there."""
-    theirs = {name: module.main for name, module in find_commands().items()}
-    return joined("command", {"train": train}, theirs)
+    return joined("command", {"train": train}, {n: m.main for n, m in find_commands().items()})
 
 
 def train(words: list[str]) -> int:

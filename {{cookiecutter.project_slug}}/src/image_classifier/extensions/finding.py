@@ -54,8 +54,7 @@ def chained(module: str, name: str, value: T, *others: object) -> T:
     for change in functions(module, name):
         changed = change(value, *others)
         if changed is None and value is not None:
-            where = f"{change.__module__}.{name}"
-            raise UserError(f"{where} returned nothing: it should return a {type(value).__name__}")
+            raise UserError(f"{change.__module__}.{name} gave None, not a {type(value).__name__}")
         value = changed
     return value
 

@@ -29,8 +29,7 @@ MODELS: dict[str, Callable[[ModelConfig, int, int, int], nn.Module]] = {
 
 def models_by_name() -> dict[str, Callable[[ModelConfig, int, int, int], nn.Module]]:
     """`MODELS`, and those of the tools that are there."""
-    theirs = (tool.MODELS for tool in find_tools("models").values())
-    return joined("model", MODELS, *theirs)
+    return joined("model", MODELS, *(tool.MODELS for tool in find_tools("models").values()))
 
 
 def find_library(name: str) -> ModuleType | None:

@@ -29,7 +29,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         sync_folder(path.parent)  # and the name itself
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if is_disk_full(error) and not isinstance(error, OSError):  # torch raises its own after it
+        if isinstance(error, RuntimeError) and is_disk_full(error):  # torch raises its own after it
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
 

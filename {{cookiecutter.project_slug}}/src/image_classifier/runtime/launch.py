@@ -52,10 +52,7 @@ def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeC
     if is_launched():
         sizes = {os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
         if str(run.processes) not in {"auto", "1", *sizes}:
-            raise UserError(
-                f"--run.processes {run.processes} starts none where a launcher sets "
-                f"RANK={os.environ['RANK']!a}: unset RANK, or leave the option out"
-            )
+            raise UserError(f"--run.processes {run.processes} needs no launcher: unset RANK")
         return attempt(work)
     os.environ[BEGAN] = str(time.monotonic())
     print("importing PyTorch ...", flush=True)  # which takes seconds, or a minute from a cold disk

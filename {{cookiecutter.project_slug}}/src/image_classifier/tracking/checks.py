@@ -53,19 +53,18 @@ def check_logits(config: Config, model: nn.Module, num_classes: int) -> None:
                 f"--model.name {name} can't take images of {size} pixels, see --{sizes[size]}: "
                 f"{first_line(error)}"
             ) from error
-        check_tensor(logits)
-        if (shape := tuple(logits.shape[1:])) != (num_classes,):
+        if (shape := tuple(only_logits(logits).shape[1:])) != (num_classes,):
             raise UserError(
                 f"--model.name {name} gives {shape} values for an image, but there are "
                 f"{num_classes} classes: its last layer needs one output per class"
             )
 
 
-def check_tensor(logits: object) -> None:
-    """A network gives logits alone."""
-    if not isinstance(logits, Tensor):
-        kind = type(logits).__name__
-        raise UserError(f"the network returns a {kind}: it should return logits, (batch, classes)")
+def only_logits(output: object) -> Tensor:
+    """The output of a network; UserError if it is not a tensor."""
+    if not isinstance(output, Tensor):
+        raise UserError(f"the network returns a {type(output).__name__}: it should return logits")
+    return output
 
 
 def check_best_by(name: str, val: Source) -> None:

@@ -21,7 +21,7 @@ from ..data import Augmented
 from ..errors import FaultError
 from ..evaluate import Scores
 from ..extensions import find_tools, joined
-from ..metrics import choose_decision, metric_text, phrase
+from ..metrics import METRICS, choose_decision, metric_text, phrase
 from ..runtime import console
 from ..runtime.config_dict import to_save
 from ..runtime.console import clock, printable
@@ -227,7 +227,9 @@ class RunLogger:
         has_all = self.world.is_main and (is_last or step == self.total_steps)
         metrics = scores.metrics(*(scores.names if has_all else [best_by]))
         for observer in self.observers:
-            metrics = joined("metric", metrics, observer.judge(self.state.best_model))
+            found = observer.judge(self.state.best_model)
+            joined("metric", dict.fromkeys(f"val/{name}" for name in METRICS), found)
+            metrics |= found
         self.score = "  " + metric_text(best_by, scores.value(best_by), digits=1)
         if not isfinite(scores.value(best_by)):
             self.say(f"warning: --run.best-by {best_by} is no number: it chooses no best weights")

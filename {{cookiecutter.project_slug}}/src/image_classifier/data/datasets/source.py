@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -63,7 +64,8 @@ class Source:
         names = self.classes if type(self.classes) is tuple else ()
         is_names = len(names) > 0 and all(type(name) is str for name in names)
         check("classes", self.classes, is_names, "a tuple of str, the name of each class")
-        check("classes", names, len({*names}) == len(names), "of different names")
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        check("classes", twice, not twice, "of different names")
         if pixels is not None:
             self.check_pixels("pixels", pixels, "count, height, width")
             # Batches gather rows; if the pixels were only permuted, each step would copy them all.

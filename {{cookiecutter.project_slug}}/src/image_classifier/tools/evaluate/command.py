@@ -30,7 +30,7 @@ def main(words: list[str]) -> int:
     def work() -> None:
         from .evaluate import evaluate_run
 
-        with naming_flags_of(EvaluateOptions):
-            evaluate_run(options.run, options.split, options.root, compute)
+        evaluate_run(options.run, options.split, options.root, compute)
 
-    return run_in_processes(work, RunConfig(processes=options.processes), compute)
+    with naming_flags_of(EvaluateOptions):
+        return run_in_processes(work, RunConfig(processes=options.processes), compute)

@@ -1,7 +1,7 @@
 """Write a trained model as files that do not need this package, each verified against the model."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -54,17 +54,17 @@ def export(options: ExportOptions) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".model.lock").open("w")
+        with suppress(PermissionError):  # another user's
+            Path(lock.name).chmod(0o666)  # for all who may write to the folder
     except OSError as error:
         raise UserError(f"cannot write to {str(folder)!a}: {error.strerror}") from error
     with lock:
         if lock_file(lock, f"another export is writing to {str(folder)!a}: take another --out"):
             remove_leftovers(folder, "model.*")
-        write_formats(options, trained, source, folder)
+        write_all(options, trained, source, folder)
 
 
-def write_formats(
-    options: ExportOptions, trained: LoadedModel, source: Source, folder: Path
-) -> None:
+def write_all(options: ExportOptions, trained: LoadedModel, source: Source, folder: Path) -> None:
     """Write each file to `folder` once its predictions of images of `source` are compared."""
     source = source.thinned(min(options.images, len(source)))
     reference = predict_with_model(trained, source, options.raw)

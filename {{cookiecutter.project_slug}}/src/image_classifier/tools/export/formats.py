@@ -90,8 +90,7 @@ def safetensors(module: ExportModule) -> tuple[bytes, Predict]:
     """The weights without a graph, by their names in the network."""
     from safetensors.torch import load
 
-    own = module.model.state_dict()
-    # Copies, as names of one tensor would be refused.
+    own = module.model.state_dict()  # in which several names may have one tensor: copies have not
     copies = {name: w.clone(memory_format=torch.contiguous_format) for name, w in own.items()}
     content = tensor_file(copies, module.about)
     other = deepcopy(module)

@@ -3,7 +3,7 @@
 https://arxiv.org/abs/1604.06174
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import partial
@@ -52,15 +52,22 @@ def recomputed(forward: MethodType, *inputs: Any, **options: Any) -> Any:  # noq
     block = forward.__self__
     if not block.training or not torch.is_grad_enabled():
         return forward(*inputs, **options)
-    if not torch.compiler.is_compiling():  # else nothing writes to a buffer twice
-        options["context_fn"] = lambda: (nullcontext(), spared_buffers(block))
-    return checkpoint(on_own_lists, forward, *inputs, use_reentrant=False, **options)
+    how = {"use_reentrant": False}
+    if torch.compiler.is_compiling():  # which writes to no buffer twice
+        return checkpoint(forward, *inputs, **options, **how)
+    kept = copies(inputs)
+    given = iter([inputs])  # the first time
+
+    def run(*_: Any, **more: Any) -> Any:  # noqa: ANN401
+        return forward(*next(given, copies(kept)), **more)
+
+    how["context_fn"] = lambda: (nullcontext(), spared_buffers(block))
+    return checkpoint(run, *inputs, **options, **how)
 
 
-def on_own_lists(forward: MethodType, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401
-    """`forward(*inputs, **options)`; what it puts in the place of an element is not recomputed."""
-    own = [copy(each) if isinstance(each, list | dict) else each for each in inputs]
-    return forward(*own, **options)
+def copies(inputs: Iterable[Any]) -> list[Any]:
+    """Inputs whose lists a block may change: it may have put its output in the place of one."""
+    return [copy(each) if isinstance(each, list | dict) else each for each in inputs]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from ...runtime.files import write_text
 from ...tracking import PROJECT, Knobs, Tracker
 from ..pictures.pictures import pictures_of
 
-LIBRARY = "mlflow-skinny sqlalchemy alembic"  # all that it needs without a server
+LIBRARY = "mlflow-skinny" + " sqlalchemy alembic" * ("MLFLOW_TRACKING_URI" not in os.environ)
 MOST_PARAMS = 100  # in one request
 # It would send usage data, print that it makes its tables, and wait minutes for a server.
 SETTINGS = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}

@@ -45,7 +45,6 @@ class Embeddings:
         """Write the file; FaultError if it cannot be written."""
         path = ascii(str(self.path))
         try:
-            # No lock: a command that writes the same file at this moment fails, in one line.
             remove_leftovers(self.path.parent, glob.escape(self.path.name))
             write_whole(self.path, self.write)
         except OSError as error:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -119,6 +119,13 @@ class Output:
         write_whole(self.path, lambda file: FORMATS[self.path.suffix](self.rows(), file, top_k))
         self.close()
         self.partial.unlink(missing_ok=True)
+
+
+def begun(path: Path) -> dict[str, Any]:
+    """What the rows of `path` that are there depend on, by name; empty if there are none."""
+    with suppress(OSError), partial_of(path).open("rb") as file:
+        return parse_object(file.readline())
+    return {}
 
 
 def partial_of(path: Path) -> Path:

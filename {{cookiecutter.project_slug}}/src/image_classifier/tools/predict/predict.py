@@ -19,7 +19,7 @@ from ...runtime.out_of_memory import smaller_batch_on_oom
 from .command import PredictOptions
 from .embeddings import Embeddings
 from .images import Images, list_files
-from .output import FORMATS, SEPARATOR, Output, check_free, partial_of
+from .output import FORMATS, SEPARATOR, Output, begun, check_free
 from .rows import ABSTAIN, Row, judge, unread
 
 
@@ -42,8 +42,8 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
         need_tool("files", "explain", "--explain").open_folder(Path(options.explain), len(files))
     embeddings = None
     if options.embeddings:
-        fresh = options.fresh or bool(out and partial_of(out).exists())  # both are begun
-        embeddings = Embeddings(Path(options.embeddings), files, fresh)
+        is_begun = out is not None and begun(out).get("--embeddings") == options.embeddings
+        embeddings = Embeddings(Path(options.embeddings), files, options.fresh or is_begun)
     with join_world(compute) as world:
         if world.size > 1:
             raise UserError("predict is one process: start it without torchrun")
@@ -82,6 +82,7 @@ def open_output(
         "images": images.source.fingerprint(),
         "files": hashlib.blake2b(sizes_and_times, digest_size=16).hexdigest(),
         "precision": trained.precision.name,
+        "--embeddings": options.embeddings,
         "--top-k": options.top_k,
         "--batch-size": options.batch_size,
         "--tta": trained.normalize.tta,

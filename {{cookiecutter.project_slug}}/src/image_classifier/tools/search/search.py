@@ -7,6 +7,7 @@ again, reports the evaluations that are there, and trains only what is missing.
 import json
 import logging
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -80,10 +81,10 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
 def clear(folder: Path) -> None:
     """Delete the trials of an earlier search, and nothing else that may lie there."""
     old = [record.parent for record in folder.glob(f"[0-9][0-9][0-9]*/{RECORD}")]
-    if (folder / "search.json").exists():
-        old.append(folder / "confirm")
     for path in old:
         remove(path)
+    if (folder / "search.json").exists():
+        shutil.rmtree(folder / "confirm", ignore_errors=True)
 
 
 def earlier(folder: Path, about: dict[str, Any]) -> list[Knobs]:

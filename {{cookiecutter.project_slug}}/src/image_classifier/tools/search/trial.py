@@ -173,7 +173,7 @@ def remove(folder: Path) -> None:
     if found and found[-1].name != RECORD:
         raise UserError(f"{str(folder)!a} is no trial's: move it, or take another --run.dir")
     for path in found:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     shutil.rmtree(folder, ignore_errors=True)
 
 

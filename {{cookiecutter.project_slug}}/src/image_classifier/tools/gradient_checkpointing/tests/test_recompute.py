@@ -68,14 +68,18 @@ def test_blocks_that_recompute_learn_the_same_in_less_memory(name, precision):
     assert passed(model.eval())[0] == passed(plain.eval())[0]  # in evaluation nothing is saved
 
 
-def test_a_block_that_replaces_an_element_of_its_list_has_the_same_gradients():
-    class Replacing(nn.Module):  # as in HRNet
+@pytest.mark.parametrize("has_own", [False, True])
+def test_a_block_that_changes_its_list_has_the_same_gradients(has_own):
+    class Replacing(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
 
         def forward(self, parts):
-            parts[0] = self.layer(parts[0])
+            if has_own:
+                parts.append(self.layer(parts[-1]))
+                return parts
+            parts[0] = self.layer(parts[0])  # as in HRNet
             return [parts[0] * parts[0], parts[1]]
 
     torch.manual_seed(0)

@@ -256,6 +256,7 @@ def test_embeddings_do_not_keep_a_command_that_starts_over_from_its_end(
             assert predict(run, *words, *fresh) == 130
         assert predict(run, *words) == 0
     (tmp_path / "x.csv").unlink()
+    (tmp_path / "x.csv.partial").write_text('{"weights": "x"}\n')  # of a command without them
     assert "x.npy' exists already" in refusal("predict", run, *QUICK, *words)
 
 

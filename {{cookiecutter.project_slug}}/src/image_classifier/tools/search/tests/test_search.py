@@ -152,7 +152,7 @@ def test_a_folder_with_a_search_on_other_images_is_refused(tmp_path):
 def test_a_fresh_search_deletes_its_trials_and_no_other_run(tmp_path):
     write_trial(tmp_path, 0, [0.5], **{"optim.lr": 0.1})
     (tmp_path / "2026-01-05-baseline").mkdir()
-    (tmp_path / "confirm").mkdir()
+    (tmp_path / "confirm" / "A" / "seed-0").mkdir(parents=True)
     search.clear(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-01-05-baseline", "confirm"]
     (tmp_path / "search.json").touch()  # then the runs that confirm it are its own
