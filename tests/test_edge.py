@@ -69,4 +69,4 @@ def test_int8_that_is_calibrated_with_dark_images_is_refused(exported, monkeypat
     words = f"export {run} --format onnx --precision int8 --images 64 --out {folder}"
     assert main(words.split()) == 1
     assert "model.int8.onnx is not written: the same answer for " in capsys.readouterr().err
-    assert [path.name for path in folder.iterdir()] == ["model.onnx"]
+    assert [path.name for path in folder.glob("[!.]*")] == ["model.onnx"]
