@@ -52,17 +52,16 @@ def recomputed(forward: MethodType, *inputs: Any, **options: Any) -> Any:  # noq
     block = forward.__self__
     if not block.training or not torch.is_grad_enabled():
         return forward(*inputs, **options)
-    how = {"use_reentrant": False}
     if torch.compiler.is_compiling():  # which writes to no buffer twice
-        return checkpoint(forward, *inputs, **options, **how)
+        return checkpoint(forward, *inputs, use_reentrant=False, **options)
     kept = copies(inputs)
     given = iter([inputs])  # the first time
 
     def run(*_: Any, **more: Any) -> Any:  # noqa: ANN401
         return forward(*next(given, copies(kept)), **more)
 
-    how["context_fn"] = lambda: (nullcontext(), spared_buffers(block))
-    return checkpoint(run, *inputs, **options, **how)
+    options["context_fn"] = lambda: (nullcontext(), spared_buffers(block))
+    return checkpoint(run, *inputs, use_reentrant=False, **options)
 
 
 def copies(inputs: Iterable[Any]) -> list[Any]:

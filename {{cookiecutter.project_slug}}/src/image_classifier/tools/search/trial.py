@@ -42,11 +42,12 @@ class Proposals(Searcher):
         if not knobs:
             return Searcher.FINISHED
         folder = self.folders[trial_id] = self.job.recipe.folder / f"{len(self.folders):03}"
-        if read_if_there(folder / RECORD).get("knobs") != json.loads(json.dumps(knobs)):
+        record = read_if_there(folder / RECORD)
+        if record.get("knobs") != json.loads(json.dumps(knobs)):
             remove(folder)  # a trial of other knobs
+            record = {}
         self.known[trial_id] = len(evaluations(folder, self.job.metric))
-        was_stopped = read_if_there(folder / RECORD).get("end") == "stopped"
-        is_stopped = was_stopped and self.job.options.scheduler != "none"
+        is_stopped = record.get("end") == "stopped" and self.job.options.scheduler != "none"
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / RECORD, {"knobs": knobs} | ({"end": "stopped"} if is_stopped else {}))
         return {"folder": str(folder), "knobs": knobs, "is_stopped": is_stopped}
