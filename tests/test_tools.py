@@ -87,6 +87,7 @@ def test_no_text_names_a_tool_that_is_not_there(size, render):
         assert {*re.findall(r"tools[./]([a-z_]+)", text)} & gone == set(), where
         assert size != "none" or "`tools/`" not in text, where
         assert not re.search(r"(?m)^\|[-|: ]+\|\n(?!\|)", text), where  # a table without rows
+        assert not re.search(r":\n{3,}|:\n+(#|\Z)", text), where  # a sentence without its list
         assert {*re.findall(r"(?:image-classifier |`)([a-z-]+)[ `]", text)} & verbs == set(), where
         assert {*re.findall(r"--[a-z][\w.-]*\w", text)} & options == set(), where
 
