@@ -157,7 +157,7 @@ def _parser_of(verb: str) -> argparse.ArgumentParser:
 
 def _list_tools(project: Path) -> str:
     """Every tool with what it does; those that the project has are marked."""
-    mine = {path.name for path in project.glob("src/*/tools/*/")}
+    mine = {path.parent.name for path in project.glob("src/*/tools/*/__init__.py")}
     folders = [tools.there(tools.TEMPLATE)[name] for name in tools.offered(tools.TEMPLATE)]
     width = max(len(folder.name) for folder in folders)
     rows = [
