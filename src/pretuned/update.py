@@ -37,7 +37,6 @@ NEEDED_GIT = 2, 38  # of which `merge-tree` merges trees
 SETTINGS = {  # of git, whatever the user's are
     "core.quotePath": "false",
     "core.safecrlf": "false",
-    "commit.gpgSign": "false",
     "merge.conflictStyle": "merge",
     "merge.directoryRenames": "false",
     "merge.renameLimit": "10000",
