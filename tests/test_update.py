@@ -147,6 +147,19 @@ def test_an_update_brings_what_is_new_and_keeps_what_is_yours(project, newer):
     assert {line[:5] for line in found} == {"yours"}
 
 
+def test_a_change_that_its_owner_had_made_before_the_template_is_told_by_the_manifest(render):
+    folder = render(project_slug="photos", tools="none")
+    git(folder, "init")
+    new = (folder / "LICENSE").read_bytes()
+    as_made(folder, {"LICENSE": b"old\n"})
+    commit(folder)
+    (folder / "LICENSE").write_bytes(new)
+    commit(folder)
+    said = update.update(folder, cli._render_again, "")
+    assert said == (f"M  {update.MANIFEST}", True)
+    assert git(folder, "status", "--porcelain") == f" M {update.MANIFEST}\n"
+
+
 def test_an_update_that_is_killed_at_any_moment_is_finished_by_the_same_command(
     project, newer, tmp_path, monkeypatch
 ):

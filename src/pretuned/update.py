@@ -568,7 +568,9 @@ def plan(repository: Repository, render: Render, base: str, change: Tools) -> Up
         own = repository.manifest(sides.all_new)
     project = repository.files(merged) | {MANIFEST: own}
     rows = repository.changes("HEAD:./", repository.tree(project))
-    lines = [f"{letter[0]}  {' -> '.join(paths)}" for letter, *paths in rows if paths != [MANIFEST]]
+    if len(rows) > 1:  # it goes without saying that the manifest changes, too
+        rows = [row for row in rows if row[1:] != [MANIFEST]]
+    lines = [f"{letter[0]}  {' -> '.join(paths)}" for letter, *paths in rows]
     lines += [line for line in messages.splitlines() if line.startswith("CONFLICT")]
     return Update(
         tree=repository.tree(repository.whole(project)),
