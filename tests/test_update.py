@@ -160,6 +160,18 @@ def test_a_change_that_its_owner_had_made_before_the_template_is_told_by_the_man
     assert git(folder, "status", "--porcelain") == f" M {update.MANIFEST}\n"
 
 
+def test_the_mode_of_a_file_is_known_on_a_disk_from_which_nothing_may_be_executed(
+    render, monkeypatch
+):
+    folder = render(project_slug="photos", tools="none")
+    git(folder, "init")
+    commit(folder)
+    real = os.access
+    no_execution = lambda path, mode: "pretuned-" not in str(path) and real(path, mode)  # noqa: E731
+    monkeypatch.setattr(os, "access", no_execution)  # as Linux answers on such a disk
+    assert update.compare(folder, cli._render_again, "") == ""
+
+
 def test_an_update_that_is_killed_at_any_moment_is_finished_by_the_same_command(
     project, newer, tmp_path, monkeypatch
 ):

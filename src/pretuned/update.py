@@ -198,8 +198,8 @@ class Repository:
         paths = [path for path in paths if path.name != MANIFEST]
         words = "hash-object", "-w", "--no-filters", "--stdin-paths"
         blobs = self.git(*words, content="".join(f"{path}\n" for path in paths)).splitlines()
-        modes = ["100755" if os.access(path, os.X_OK) else "100644" for path in paths]
         names = [path.relative_to(folder).as_posix() for path in paths]
+        modes = map(mode_of, paths)
         rows = zip(names, modes, blobs, strict=True)
         return {name: File(mode, blob) for name, mode, blob in rows}
 
@@ -275,7 +275,7 @@ class Repository:
             blob = mode = ""
             if file.is_file() and not file.is_symlink():
                 blob = self.git("hash-object", "--", path.removeprefix(self.prefix))
-                mode = "100755" if os.access(file, os.X_OK) else "100644"
+                mode = mode_of(file)
             same = [side for side in sides if side and side.blob == blob]
             if not same:
                 raise RefusedError(
@@ -339,6 +339,11 @@ class Repository:
         found = iter(self.git("diff-tree", *how, *words, old, new).split("\0")[:-1])
         # A file that moved or was copied has two paths.
         return [[letter, *islice(found, 2 if letter[0] in "RC" else 1)] for letter in found]
+
+
+def mode_of(file: Path) -> str:
+    """The mode that git has for a file, also on a disk from which nothing may be executed."""
+    return "100755" if file.stat().st_mode & 0o100 else "100644"
 
 
 def about(project: Path) -> tuple[str, Answers]:
