@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -170,6 +171,16 @@ def test_the_mode_of_a_file_is_known_on_a_disk_from_which_nothing_may_be_execute
     no_execution = lambda path, mode: "pretuned-" not in str(path) and real(path, mode)  # noqa: E731
     monkeypatch.setattr(os, "access", no_execution)  # as Linux answers on such a disk
     assert update.compare(folder, cli._render_again, "") == ""
+
+
+def test_a_project_below_a_folder_whose_name_is_no_utf8_is_made_and_updated(here, capsys):
+    latin = here / os.fsdecode(b"caf\xe9")
+    sys.stdout.reconfigure(encoding="utf-8", errors="strict")
+    assert cli.main(["--no-input", "tools=none", "--output-dir", str(latin)]) == 0
+    assert capsys.readouterr().out.startswith(f"{here}/caf\\udce9/image-classifier is ready: ")
+    git(here, "init")
+    commit(here)
+    assert update.update(latin / "image-classifier", cli._render_again, "") == ("", True)
 
 
 def test_an_update_that_is_killed_at_any_moment_is_finished_by_the_same_command(

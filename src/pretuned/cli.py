@@ -32,6 +32,7 @@ class _Verb(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Render the template and return the exit code: 2 for a mistake of the user."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # for paths that the encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _VERBS:
         return _maintain(*words)
@@ -61,7 +62,6 @@ def _maintain(verb: str, *words: str) -> int:
     That is 1 if there is something to settle, or the project's own checks fail.
     """
     options = _parser_of(verb).parse_intermixed_args(words)
-    sys.stdout.reconfigure(errors="backslashreplace")  # for paths that the encoding lacks
     try:
         said, is_clean = _VERBS[verb].do(options)
     except (RefusedError, CookiecutterException, OSError) as error:

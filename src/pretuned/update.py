@@ -133,7 +133,7 @@ class Repository:
             ) from error
         self.key = KEYS[self.git("rev-parse", "--show-object-format")]
         private = self.git("rev-parse", "--git-path", "pretuned-index")
-        place = sha256(self.prefix.encode()).hexdigest()[:12]
+        place = sha256(os.fsencode(self.prefix)).hexdigest()[:12]
         self.pending = f"refs/worktree/pretuned/{place}/update"  # an update that is being written
         self.private = Path(project, private).absolute()
 
