@@ -40,16 +40,12 @@ OWNED = {
 # A name of SPDX, or one of those it leaves to us.
 SPDX = {"proprietary": "LicenseRef-Proprietary"}
 
-# Left behind by whoever worked inside the template, and no part of the project.
-LEFTOVERS = (".venv*", "*.cache", "build", "data", "dist", "runs")
-LEFTOVERS += ("**/__pycache__", "**/.*_cache")
-
 
 def main() -> None:
     """Clear away, choose files, replace the words, name the package."""
-    for pattern in LEFTOVERS:
+    for pattern in leftovers():
         for path in list(Path.cwd().glob(pattern)):
-            shutil.rmtree(path)
+            remove(path)
     for key, files in OWNED.items():
         choose(key, files)
     choose_tools()
@@ -58,6 +54,18 @@ def main() -> None:
             rewrite(path)
     Path("src", DEFAULTS["package_name"]).rename(Path("src", answers["package_name"]))
     write_manifest()
+
+
+def leftovers() -> list[str]:
+    """What git ignores, and other caches: left by whoever worked inside the template."""
+    lines = Path(".gitignore").read_text(encoding="utf-8").splitlines()
+    rules = [line.rstrip("/") for line in [*lines, ".*_cache/"] if line and line[0] != "#"]
+    return [rule[1:] if rule.startswith("/") else f"**/{rule}" for rule in rules]
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def write_manifest() -> None:
@@ -83,7 +91,7 @@ def choose(key: str, files: list[str]) -> None:
     if answers[key] == default:
         return
     for file in map(Path, files):
-        shutil.rmtree(file) if file.is_dir() else file.unlink()
+        remove(file)
     name = str(answers[key]).lower().replace(" ", "-")
     others = template_folder / "alternatives" / key / name
     if others.is_dir():
@@ -101,7 +109,7 @@ def choose_tools() -> None:
     for name, path in missing.items():
         for page in map(Path, tools.PAGES.get(name, ())):
             page.unlink()
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        remove(path)
     if not kept:
         shutil.rmtree(tools.FOLDER)
     for path in [Path("pyproject.toml"), *project.rglob("*.md")]:

@@ -69,12 +69,16 @@ def test_a_clone_renders_the_same_bytes_and_so_does_a_folder_in_which_somebody_w
     commit(copy)
     for leftover in (
         "src/__pycache__/a.pyc",
+        ".mypy_cache/a",
         ".ruff_cache/a",
         ".venv/bin/a",
         ".venv-lowest/bin/a",
         "runs/a",
         "data/a",
         "data.cache/a",
+        "photos/a",
+        "slurm-1.out",
+        "x.cache",
     ):
         path = copy / PROJECT.name / leftover
         path.parent.mkdir(parents=True, exist_ok=True)
