@@ -10,6 +10,7 @@ from ...config import ComputeConfig, Config, RunConfig
 from ...data import Source
 from ...errors import UserError
 from ...evaluate import keeps_all
+from ...metrics import counted_and_correct
 from ...runtime.config_dict import of_others, unflatten
 from ...runtime.console import say
 from ...runtime.distributed import join_world
@@ -23,7 +24,7 @@ AGAIN = "run the same `cross-validate` again"
 def read_folds(folder: Path) -> tuple[Config, list[Source], Tensor]:
     """The config, the images of each fold, and the probabilities of all, (count, classes) float32.
 
-    The images are in the order of the folds.
+    The images are in the order of the folds. Of one that could not be read they are no numbers.
 
     Raises:
         UserError: if it is not the folder of a whole cross-validation, or its images have changed.
@@ -35,7 +36,9 @@ def read_folds(folder: Path) -> tuple[Config, list[Source], Tensor]:
     for run, fold in zip(runs, folds, strict=True):
         check_images(run, fold)
     shares = [probabilities_of(run, fold) for run, fold in zip(runs, folds, strict=True)]
-    return config, folds, torch.cat(shares)
+    found = [run.need_predictions() for run in runs]
+    is_read = torch.cat([counted_and_correct(own.predicted, own.target)[0] for own in found])
+    return config, folds, torch.cat(shares).masked_fill(~is_read[:, None], torch.nan)
 
 
 def fold_names(folder: Path) -> list[str]:

@@ -52,8 +52,11 @@ def root(photos, tmp_path):
     return Path(shutil.copytree(photos, tmp_path / "photos")) / "train"
 
 
-def write_runs(root, says, task="single-label"):
-    """The folder of a cross-validation whose models say `says(name)` of an image: (2,)."""
+def write_runs(root, says, task="single-label", unread=()):
+    """The folder of a cross-validation whose models say `says(name)` of an image: (2,).
+
+    Of those that are `unread` they say it of black pixels.
+    """
     runs = root.parent.parent / "runs"
     config = changed(Config(), data__name="folder", data__root=str(root), model__task=task)
     for number, fold in enumerate(folds.open_folds(config.data, 2, task)):
@@ -67,6 +70,7 @@ def write_runs(root, says, task="single-label"):
         shares = torch.tensor(np.array([says(path) for path in paths])).float()
         own = shares.amax(1)
         predicted = (shares >= 0.5).to(torch.int8) if task == "multi-label" else shares.argmax(1)
+        predicted[[path in unread for path in paths]] = LEFT_OUT
         found = Predictions(fold, predicted, own, own, shares)
         found.save(folder / "predictions.safetensors", step=5)
     rows = [{"fold": number} for number in range(2)]
@@ -172,8 +176,10 @@ def test_no_more_than_a_share_of_the_images_are_candidates(root, capsys):
     assert "1 more are doubted, and beyond --share 0.17\n" in said
 
 
-def test_images_that_were_not_read_are_counted(root, capsys):
-    runs = write_runs(root, lambda path: [np.nan] * 2 if path == "ant/4.jpg" else knows(path))
+@pytest.mark.parametrize("task", ["single-label", "multi-label"])
+def test_images_that_were_not_read_are_counted_and_never_called_mislabeled(task, root, capsys):
+    (wrong,) = swap(root, "ant/4.jpg")
+    runs = write_runs(root, lambda path: [1.08, 1] * np.array(knows(path)), task, unread=[wrong])
     assert main(["doubtful-labels", str(runs)]) == 0
     said = capsys.readouterr().out
     assert "0 of 11 images look mislabeled\n1 others could not be read, or have no" in said
