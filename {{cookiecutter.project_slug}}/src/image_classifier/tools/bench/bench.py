@@ -134,7 +134,10 @@ def plan_row(name: str, setup: Setup, is_asked: bool, budget: Budget) -> Row:
     """The variants of a tip, or the reason why it can't be measured."""
     if name in SLOW and budget is QUICK and not is_asked:
         return Row(name, reason=f"takes a minute: without --quick, or with --rows {name}")
-    variants = find_tips()[name](setup)
+    try:
+        variants = find_tips()[name](setup)
+    except UserError as error:  # such as an image that cannot be read, and so not be prepared
+        variants = str(error)
     if isinstance(variants, str):
         return Row(name, reason=variants)
     first = next(iter(variants.values()))

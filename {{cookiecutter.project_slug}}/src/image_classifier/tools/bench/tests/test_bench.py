@@ -169,6 +169,15 @@ def test_every_tip_works_or_says_what_it_needs(on_photos, device):
     assert written == {"bench.json", "bench.md"}
 
 
+def test_an_image_that_cannot_be_prepared_leaves_the_other_tips_to_measure(on_spoilt_photos):
+    pytest.importorskip("image_classifier.tools.prepare")
+    pytest.importorskip("image_classifier.tools.skip_bad_images")
+    config = changed(on_spoilt_photos, data__on_bad_image="skip", data__workers=0)
+    prepared, other = bench(config, "prepared", "channels_last")[0]
+    assert prepared["reason"].startswith("cannot read image ")
+    assert all(variant["seconds_per_step"] for variant in other["variants"])
+
+
 def test_every_tip_is_explained_on_the_page_and_another_is_a_mistake(capsys, refusal):
     assert main(["bench", "--tips"]) == 0
     sections = capsys.readouterr().out.split("\n## ")[1:]
