@@ -3,6 +3,8 @@
 import json
 import math
 import shlex
+from itertools import count
+from pathlib import Path
 
 import pytest
 from conftest import changed, run_ranks
@@ -12,6 +14,7 @@ from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
 from image_classifier.runtime.distributed import join_world
 from image_classifier.tools.find_lr import find_lr as finding
+from image_classifier.train import Training
 
 LRS = finding.geometric_lrs(1e-6, 10, 100)
 
@@ -71,6 +74,27 @@ def test_training_stops_when_it_diverges_and_repeats_on_two_ranks(config):
     first, second = run_ranks(2, losses_of, config, lrs)
     assert first == second
     assert first[:8] == pytest.approx(losses[:8], rel=1e-3)
+
+
+@pytest.mark.parametrize("words", ["", "--run.fresh"])
+def test_without_memory_it_starts_again_in_smaller_parts_and_the_next_test_as_asked(
+    words, config, monkeypatch
+):
+    tried, starts, step = [], count(), Training.step
+
+    def short_step(training, loaded, lr, size):
+        if not training.state.step:
+            tried.append(size)
+        if size > 4 and next(starts) < 3:
+            raise RuntimeError("CUDA out of memory")
+        return step(training, loaded, lr, size)
+
+    monkeypatch.setattr(Training, "step", short_step)
+    monkeypatch.setenv("RUN_RESTARTS", "0")
+    knobs = f"--data.limit 64 --data.batch-size 16 --steps 20 --run.dir {config.run.dir} {words}"
+    main(["find-lr", "smoke", *knobs.split()])
+    assert tried == [16, 8, 4]
+    assert not Path(config.run.dir, "micro_batch.json").exists()
 
 
 @pytest.mark.parametrize("words", ["--low 0", "--high 1e-6", "--steps 3"])
