@@ -84,6 +84,8 @@ class Trial:
     def forget_peak(self) -> None:
         """Free what is not in use, and let the peak count from here."""
         self.training.state.optimizer.zero_grad()
+        if self.training.config.compute.compile:
+            torch.compiler.reset()  # it compiles for 8 sizes, and runs others as they are
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -168,6 +168,21 @@ def test_the_steps_are_those_of_training_but_change_no_weight(config, monkeypatc
     torch.testing.assert_close(list(trial.training.state.model.parameters()), before)
 
 
+def test_a_compiled_model_is_compiled_for_each_size(config, monkeypatch):
+    compiled, compile_model = [], torch.nn.Module.compile
+    backend = lambda graph, _: compiled.append(1) or graph.forward  # noqa: E731
+    patched = lambda model, **how: compile_model(model, **how, backend=backend)  # noqa: E731
+    monkeypatch.setattr(torch.nn.Module, "compile", patched)
+    monkeypatch.setattr(finding, "ROUND_SECONDS", 0)
+    config = changed(config, compute__compile=True)
+    trial = finding.Trial(config, CPU, TrainData(config, CPU))
+    with torch._dynamo.config.patch(recompile_limit=2):  # of sizes; it is 8
+        for count in (2, 3, 4):
+            trial.measure(count)
+    assert len(compiled) == 3
+    torch._dynamo.reset()
+
+
 def test_a_cpu_leaves_a_tenth_of_its_memory_to_others(config, monkeypatch):
     monkeypatch.setattr(finding, "peak_memory_bytes", lambda: 300)
     monkeypatch.setattr(finding, "host_memory_bytes", lambda: 700)
