@@ -58,7 +58,7 @@ def open_csv(file: Path) -> Table:
     before = 1 if said else 0  # lines above the header
     header = next(lines, "") if said else header
     marks = said[1] if said else ",;\t"
-    heads = {mark: next(csv.reader([header], delimiter=mark), []) for mark in marks}
+    heads = {m: next(csv.reader([header], delimiter=m, skipinitialspace=True), []) for m in marks}
     mark = max(heads, key=lambda mark: len(heads[mark]))
 
     def rows(columns: list[str]) -> Iterator[Row]:

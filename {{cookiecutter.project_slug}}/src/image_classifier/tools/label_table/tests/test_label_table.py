@@ -72,6 +72,7 @@ FORMS = {
     "comma.csv": lambda rows: "path,label\n" + "".join(f"{p},{n}\n" for p, n in rows),
     "bom.csv": lambda rows: "\ufeffLabel;note;PATH\r\n" + "".join(f"{n};;{p}\r\n" for p, n in rows),
     "quoted.csv": lambda rows: '"path","label"\n\n' + "".join(f'"{p}", "{n}"\n' for p, n in rows),
+    "spaced.csv": lambda rows: '"path", "label"\n' + "".join(f'"{p}", "{n}"\n' for p, n in rows),
     "tab.tsv": lambda rows: "path\tlabel\n" + "".join(f"{p}\t{n}\n" for p, n in rows),
     "lines.jsonl": lambda rows: "".join(
         json.dumps({"label": n, "note": [1], "path": p}) + "\n" for p, n in rows
