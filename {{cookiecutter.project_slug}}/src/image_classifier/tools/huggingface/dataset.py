@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import PathList, Source, divide
+from ...data import PathList, Source, divide, find_parts
 from ...errors import FaultError, UserError
 from ...runtime.console import printable
 from ...runtime.files import read_object, read_plain
@@ -190,7 +190,7 @@ def labels_of(
     if (kind := class_label(table.features[column])) is not None:
         classes = tuple(map(printable, kind.names))
     else:
-        train = parts.get("train", table)
+        train = parts[find_parts(parts).get("train", part)]
         _, classes = numbered(train.data.column(column).to_pylist())
     return numbered(table.data.column(column).to_pylist(), classes)
 

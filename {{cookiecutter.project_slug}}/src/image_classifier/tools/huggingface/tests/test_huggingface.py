@@ -293,9 +293,10 @@ def test_a_dataset_has_no_rows_of_other_folders(saved, tmp_path):
         opened(root)
 
 
-def test_names_without_a_type_are_the_classes_of_training_in_each_split(tmp_path):
+@pytest.mark.parametrize("name", ["train", "training"])
+def test_names_without_a_type_are_the_classes_of_training_in_each_split(tmp_path, name):
     kinds = {"image": library.Image(), "label": library.Value("string")}
     rows = {"image": [IMAGE] * 2, "label": ["ant", "bee"]}
     few = {"image": [IMAGE], "label": ["bee"]}
-    source = opened(save(tmp_path / "own", kinds, train=rows, validation=few), "val")
+    source = opened(save(tmp_path / "own", kinds, **{name: rows, "validation": few}), "val")
     assert (source.classes, source.labels.tolist()) == (("ant", "bee"), [1])
