@@ -1,9 +1,11 @@
 """`probe`: the last layer of a trained network, fitted to new images; a run without epochs."""
 
+from dataclasses import replace
+
 from ...config import Config
 from ...errors import UserError
 from ...runtime.command_line import command, parse, summary, take_preset, value_of
-from ...runtime.launch import run_in_processes
+from ...runtime.launch import of_this_start, run_in_processes
 
 RESULT_IS_IN_FILES = True
 OTHERWISE = "finetune"  # the preset if none is named: it has trained weights
@@ -22,6 +24,6 @@ def main(words: list[str]) -> int:
     def work() -> None:
         from ...train import train
 
-        train(config)
+        train(replace(config, run=of_this_start(config.run)))
 
     return run_in_processes(work, config.run, config.compute)

@@ -10,6 +10,7 @@ import torch
 from conftest import logged
 from safetensors.torch import save_file
 
+from image_classifier import train as train_module
 from image_classifier.checkpoints import load_model
 from image_classifier.checkpoints.pretrained import (
     load_pretrained,
@@ -112,6 +113,22 @@ def test_another_probe_does_not_overwrite_the_one_before(probe, files, refusal):
     assert [*folder.parent.glob("photos.cache/features-*")] == cached  # it was refused before
     assert (folder / "checkpoints/best.pt").read_bytes() == best
     probe(*words, is_fresh=False)  # the same again
+
+
+def test_a_fresh_probe_out_of_memory_is_evaluated_in_smaller_batches(probe, files, monkeypatch):
+    sizes = []
+
+    def scored(model, data, *how):
+        sizes.append(data.batch_size)
+        assert len(sizes) < 3, "it starts over with the same batches"
+        if data.batch_size > 2:
+            raise torch.OutOfMemoryError
+        return evaluate(model, data, *how)
+
+    monkeypatch.setenv("RUN_RESTARTS", "0")
+    monkeypatch.setattr(train_module, "evaluate", scored)
+    probe(files("resnet9_gn"))
+    assert sizes == [4, 2]
 
 
 def test_features_are_computed_once_for_the_same_weights_and_images(
