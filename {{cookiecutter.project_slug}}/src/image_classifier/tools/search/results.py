@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 
 from ...errors import FaultError
@@ -77,7 +78,8 @@ def table_of(trials: Sequence[Trial], epochs: float) -> str:
         scores = ["", "", ""]
         if trial.rows:
             score = metric_number(trial.metric, trial.best[f"val/{trial.metric}"])
-            scores = [f"{trial.rows[-1]['epoch']:.2f}", score, f"{trial.best['val/loss']:.4f}"]
+            loss = trial.best.get("val/loss", nan)  # left out where it is not finite
+            scores = [f"{trial.rows[-1]['epoch']:.2f}", score, f"{loss:.4f}"]
         values = (trial.knobs.get(knob, "") for knob in knobs)
         shown = [f"{v:.4g}" if isinstance(v, float) else printable(str(v)) for v in values]
         rows.append([f"{trial.number:03}", trial.state, *scores, *shown])

@@ -280,6 +280,15 @@ def test_the_table_has_the_best_first_and_what_all_took(tmp_path):
     assert lines[7] == "110 training steps, 92% of 120 for all trials in full"
 
 
+def test_a_trial_whose_loss_is_not_finite_is_in_the_table_too(tmp_path):
+    for number in range(2):
+        write_trial(tmp_path, number, [0.5 - number / 4], **{"optim.lr": 1.0})
+    rows = tmp_path / "001/metrics.jsonl"
+    rows.write_text(rows.read_text().replace('"val/loss"', '"val/other"'))  # a run leaves it out
+    lines = results.table_of(results.read_trials(tmp_path, "top1"), 1).splitlines()
+    assert lines[2].split() == ["001", "done", "1.00", "25.00%", "nan", "1"]
+
+
 def test_the_best_config_is_compared_with_the_preset_over_the_same_fresh_seeds(
     tmp_path, monkeypatch
 ):
