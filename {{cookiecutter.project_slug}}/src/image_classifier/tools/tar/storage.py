@@ -14,6 +14,7 @@ from ...runtime.files import open_plain
 
 T = TypeVar("T")
 
+LOCK = threading.Lock()
 GONE = 404, 410, 416  # HTTP: not found, gone, no such range
 PACKED = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4|lzma|Z))$")
 WAITS = 0.5, 1.0, 2.0, 4.0  # seconds between attempts to read from elsewhere
@@ -100,8 +101,10 @@ class Storage:
             entries = here.attempt(folder, lambda: here.fs.ls(self.place(folder), detail=True))
         except (OSError, ValueError) as error:
             raise UserError(f"cannot list {self.root!a}: {error}") from error
-        names = ((entry["name"].rstrip("/"), entry["type"] == "directory") for entry in entries)
-        return sorted((name.rpartition("/")[2], is_folder) for name, is_folder in names)
+        found = {entry["name"].rstrip("/"): entry["type"] == "directory" for entry in entries}
+        if self.is_local:  # where a folder may be a link, which is of another type
+            found = {name: os.path.isdir(name) for name in found}
+        return sorted((name.rpartition("/")[2], is_folder) for name, is_folder in found.items())
 
     def place(self, name: str) -> str:
         """Where a file is, for fsspec."""
@@ -256,6 +259,3 @@ def state_of(file: BinaryIO) -> tuple[int, int]:
     """Size in bytes and time of change in ns of an open file."""
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
-
-
-LOCK = threading.Lock()

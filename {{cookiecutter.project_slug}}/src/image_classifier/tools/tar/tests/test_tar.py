@@ -284,6 +284,13 @@ def test_each_class_keeps_an_image_for_training_and_parts_have_other_names_too(t
     assert len(test) == 1
 
 
+def test_a_part_may_be_a_link_to_a_folder(tmp_path):
+    write_tar(tmp_path / "elsewhere/0.tar", {"a/0.jpg": b"", "b/1.jpg": b""})
+    write_tar(tmp_path / "own/train-0.tar", {f"{'ab'[n % 2]}/{n}.jpg": b"" for n in range(40)})
+    (tmp_path / "own/val").symlink_to("../elsewhere")
+    assert [len(opened(tmp_path / "own", split)) for split in ("train", "val")] == [40, 2]
+
+
 def test_the_part_may_stand_within_the_name_of_a_shard(tmp_path):
     for name, count in (("imagenet1k-train-0", 6), ("imagenet1k-validation-0", 2)):
         members = {f"{'ab'[number % 2]}/{name}{number}.jpg": b"" for number in range(count)}
