@@ -1,6 +1,6 @@
 """Write a trained model as files that do not need this package, each verified against the model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -106,10 +106,26 @@ def replacing(*paths: Path) -> Iterator[None]:
         raise
 
 
+class WholeImages(Sequence):
+    """Images of `source` as a file takes them: read anew each time, as memory holds few of them."""
+
+    def __init__(self, source: Source, numbers: list[int]) -> None:
+        """Those with these numbers."""
+        self.source = source
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """One image: (1, height, width, channels)."""
+        return self.source.read(self.numbers[index])[None]
+
+
 class Reference(NamedTuple):
     """Real images as an exported file takes them, and the predictions of the model itself."""
 
-    inputs: list[Tensor]  # of one image each: (1, ...)
+    inputs: Sequence[Tensor]  # of one image each: (1, ...)
     squares: list[Tensor]  # the same as evaluation resizes them: (1, side, side, channels)
     probabilities: Tensor  # (count, classes) float32
     names: list[str]  # of the images
@@ -132,7 +148,6 @@ class Reference(NamedTuple):
 def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Reference:
     """Predict all images of `source` that can be read with the code of evaluation."""
     data = trained.config.data
-    inputs = []
     squares = []
     probabilities = []
     kept = []
@@ -146,17 +161,14 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
         fit_square(pixels, square[0], data.fit, trained.mean)
         planes = square.permute(0, 3, 1, 2)
         if is_raw:
-            given = crop = trained.normalize(planes)
-            shares = task.probabilities(trained.model(crop))
+            square = trained.normalize(planes)
+            shares = task.probabilities(trained.model(square))
         else:
-            given = pixels[None]
-            crop = square
             shares = trained.probabilities(trained.logits(planes))
-        inputs.append(given)
-        squares.append(crop)
+        squares.append(square)
         probabilities.append(shares)
         kept.append(index)
-    if not inputs:
+    if not kept:
         raise UserError("there are no images that can be read, to verify the files with")
     decision = trained.decision
 
@@ -167,6 +179,7 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
 
     names = [source.name(index) for index in kept]
     given_to = task.probabilities if is_raw else torch.Tensor.float
+    inputs = squares if is_raw else WholeImages(source, kept)
     shares = torch.cat(probabilities)
     return Reference(inputs, squares, shares, names, source.labels[kept], given_to, to_answers)
 

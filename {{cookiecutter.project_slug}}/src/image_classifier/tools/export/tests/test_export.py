@@ -6,9 +6,11 @@ The template's tests make the graphs and run them, which takes seconds.
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import changed, untrained_run
@@ -18,7 +20,7 @@ from torch import nn
 from image_classifier.checkpoints import load_model, loaded
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
-from image_classifier.data import open_dataset
+from image_classifier.data import Source, open_dataset
 from image_classifier.data.crops import fit_square, mean_color
 from image_classifier.errors import FaultError
 from image_classifier.runtime import platform
@@ -139,6 +141,22 @@ def test_an_answer_is_the_class_and_whether_the_prediction_counts(config, photos
     assert found.tolist() == [[0, 1], [1, 0]]
     raw = exporting.predict_with_model(trained, source, is_raw=True)
     torch.testing.assert_close(raw.probabilities, reference.probabilities)
+
+
+def test_few_of_the_images_that_verify_a_file_are_in_memory_as_a_whole(run):
+    read, alive = [], []
+
+    def reader(index):
+        pixels = np.full((50, 60, 3), index, np.uint8)
+        read.append(weakref.ref(pixels))
+        alive.append(sum(one() is not None for one in read))
+        return torch.from_numpy(pixels)
+
+    trained = load_model(run, ComputeConfig(device="cpu"), World(torch.device("cpu")))
+    source = Source(torch.zeros(9).long(), ("ant", "bee"), reader=reader)
+    reference = exporting.predict_with_model(trained, source, is_raw=False)
+    assert [int(image.max()) for image in reference.inputs] == [*range(9)]
+    assert max(alive) <= 2
 
 
 def test_a_run_in_bf16_is_exported_in_float32(config, photos, monkeypatch):
