@@ -18,7 +18,6 @@ from ...metrics import counted_and_correct, metric_text
 from ...precision import Precision
 from ...runtime.distributed import join_world
 from ...runtime.files import lock_file, remove_leftovers, write_whole
-from ...tasks import TASKS
 from .command import ExportOptions
 from .export_graph import ExportModule, resized_square
 from .formats import FORMATS, Predict, check_libraries
@@ -151,7 +150,6 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
     squares = []
     probabilities = []
     kept = []
-    task = TASKS[source.task]
     for index in range(len(source)):
         try:
             pixels = source.read(index)
@@ -162,11 +160,11 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
         planes = square.permute(0, 3, 1, 2)
         if is_raw:
             square = trained.normalize(planes)
-            shares = task.probabilities(trained.model(square))
+            logits = trained.model(square)
         else:
-            shares = trained.probabilities(trained.logits(planes))
+            logits = trained.logits(planes)
         squares.append(square)
-        probabilities.append(shares)
+        probabilities.append(trained.probabilities(logits))
         kept.append(index)
     if not kept:
         raise UserError("there are no images that can be read, to verify the files with")
@@ -178,7 +176,7 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
         return torch.stack((shares.argmax(1), decision.is_sure(shares)), dim=1)
 
     names = [source.name(index) for index in kept]
-    given_to = task.probabilities if is_raw else torch.Tensor.float
+    given_to = trained.probabilities if is_raw else torch.Tensor.float
     inputs = squares if is_raw else WholeImages(source, kept)
     shares = torch.cat(probabilities)
     return Reference(inputs, squares, shares, names, source.labels[kept], given_to, to_answers)

@@ -133,14 +133,18 @@ def test_layers_that_share_a_weight_are_written():
 
 def test_an_answer_is_the_class_and_whether_the_prediction_counts(config, photos):
     pytest.importorskip("image_classifier.tools.calibration")
-    run = untrained_run(config, photos, thresholds=(0.8,))
+    run = untrained_run(config, photos, temperature=2.0, thresholds=(0.8,))
     trained = load_model(run, ComputeConfig(device="cpu"), World(torch.device("cpu")))
     source = open_dataset(trained.config.data, "val")
     reference = exporting.predict_with_model(trained, source, is_raw=False)
     found = reference.to_answers(torch.tensor([[0.9, 0.1], [0.3, 0.7]]))
     assert found.tolist() == [[0, 1], [1, 0]]
     raw = exporting.predict_with_model(trained, source, is_raw=True)
+    # Thresholds are of calibrated probabilities, those of a raw file too.
     torch.testing.assert_close(raw.probabilities, reference.probabilities)
+    with torch.inference_mode():
+        logits = torch.cat([trained.model(image) for image in raw.inputs])
+    torch.testing.assert_close(raw.to_probabilities(logits), raw.probabilities)
 
 
 def test_few_of_the_images_that_verify_a_file_are_in_memory_as_a_whole(run):
