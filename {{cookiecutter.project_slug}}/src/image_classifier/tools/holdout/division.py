@@ -94,11 +94,17 @@ def groups_of(names: Sequence[bytes], pattern: str) -> list[bytes]:
     return [os.fsencode(match[known.groups] or "") for match in found]
 
 
-def by_hash(names: list[bytes], labels: Tensor, data: DataConfig, _: str) -> np.ndarray:
-    """The images that `divide` chooses for validation: (count,) bool."""
-    chosen = np.zeros(len(names), bool)
-    chosen[divide(names, labels, data, "val").numpy()] = True
-    return chosen
+def by_hash(names: list[bytes], labels: Tensor, data: DataConfig, knob: str) -> np.ndarray:
+    """The images that `divide` chooses for validation: (count,) bool; UserError if there are none.
+
+    `knob` is the option that says how many.
+    """
+    is_chosen = np.ones(len(names), bool)
+    is_chosen[divide(names, labels, data, "train").numpy()] = False
+    if len(names) and not is_chosen.any():
+        chooses = f"{knob} {data.val_fraction:g} chooses none of {len(names):,} images"
+        raise UserError(f"{chooses}: set a larger one, or add images")
+    return is_chosen
 
 
 def choose(groups: list[bytes], labels: Tensor, data: DataConfig, knob: str) -> np.ndarray:

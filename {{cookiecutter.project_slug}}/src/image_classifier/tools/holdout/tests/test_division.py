@@ -129,6 +129,14 @@ def test_groups_that_cannot_be_divided_are_named(knobs, count, message):
         divide(names, labels, DataConfig(**{"groups": PATTERN} | knobs), "val")
 
 
+@pytest.mark.parametrize("knob", ["test_fraction", "val_fraction"])
+def test_the_share_that_chooses_no_image_is_named(knob):
+    names, labels = names_of(12, per_group=1)
+    data = DataConfig(**{"test_fraction": 0.2, knob: 0.001})
+    with pytest.raises(UserError, match=f"--data.{knob.replace('_', '-')} 0.001 chooses none of "):
+        divide(names, labels, data, "val")
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"), [("(", "--data.groups"), ("(a)(b)", "has 2 pairs of parentheses")]
 )
