@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ...config import OptimConfig
-from ...models import find_head, is_matrix
+from ...models import find_heads, is_matrix
 from ..stages.stages import find_modules
 
 MOST_BLOCKS = 14  # a vision transformer's 12, what is before them, and the last layer
@@ -31,14 +31,14 @@ def change_groups(
 
 
 def find_blocks(model: nn.Module) -> list[list[nn.Parameter]]:
-    """The weights of each block, in order; the last block is the last layer alone.
+    """The weights of each block, in order; the last is the last layer, with its siblings, alone.
 
     A block is an element of a sequence of layers, such as a residual or a transformer block. A norm
     belongs to the layer before it, tokens and positions to the first block. If there are more than
     MOST_BLOCKS, neighbors are merged, as in https://arxiv.org/abs/2201.03545.
     """
-    _, head = find_head(model)
-    known = {id(weight) for weight in head.parameters()}
+    heads = [weight for layer in find_heads(model) for weight in layer.parameters()]
+    known = {id(weight) for weight in heads}
     tokens: list[nn.Parameter] = []
     body: list[list[nn.Parameter]] = []
     for part, is_open in find_modules(model):
@@ -55,4 +55,4 @@ def find_blocks(model: nn.Module) -> list[list[nn.Parameter]]:
     together: list[list[nn.Parameter]] = [[] for _ in range(count)]
     for number, weights in enumerate(body):
         together[number * count // len(body)] += weights
-    return [*together, list(head.parameters())]
+    return [*together, heads]

@@ -38,6 +38,17 @@ def test_blocks_are_found_in_any_network(name):
     assert sorted(id(w) for block in found for w in block) == sorted(map(id, weights))
 
 
+def test_two_last_layers_learn_alike():
+    pytest.importorskip("timm")
+    pytest.importorskip("image_classifier.tools.timm")
+    name = "timm/deit_tiny_distilled_patch16_224"
+    with torch.device("meta"):
+        model = build_model(ModelConfig(name=name), 7, 32)
+    names = {weight: path for path, weight in model.named_parameters()}
+    last = {names[weight] for weight in find_blocks(model)[-1]}
+    assert last == {"head.weight", "head.bias", "head_dist.weight", "head_dist.bias"}
+
+
 def test_fine_tuning_has_it():
     for name in all_presets():
         if name.startswith("finetune"):  # some are of tools
