@@ -65,10 +65,10 @@ def take_plain(model: nn.Module, weights: dict[str, Tensor], *_: Any) -> None:  
     for name, own in model.state_dict().items():
         layer, is_adapted, rest = name.partition(MARK)
         plain = f"{layer}.{rest.partition('.')[0]}"
-        if is_adapted and name.endswith(".original") and plain in weights:
-            weights[name] = weights.pop(plain)
-        elif is_adapted:
+        if is_adapted and not name.endswith(".original"):
             weights.setdefault(name, own)
+        elif is_adapted and plain in weights:
+            weights[name] = weights.pop(plain)
 
 
 def plain_weights(weights: dict[str, Tensor], knobs: dict[str, Any]) -> dict[str, Tensor]:

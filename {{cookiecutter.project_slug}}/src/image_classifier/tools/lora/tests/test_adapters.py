@@ -89,6 +89,14 @@ def test_every_matrix_but_those_of_the_last_layer_gets_two_thin_ones(name):
     assert torch.equal(model(images), plain(images))
 
 
+def test_weights_without_a_matrix_of_the_network_are_refused():
+    plain, model, _ = networks("resnet9")
+    weights = plain.state_dict()
+    del weights["stage2.0.weight"]
+    with pytest.raises(UserError, match=r"only one of the two has .*stage2"):
+        PretrainedWeights("weights", weights).load_into(model, ("ant", "bee", "cat"))
+
+
 def test_a_weight_of_several_layers_has_no_adapter():
     plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     plain[1].weight = plain[0].weight
