@@ -142,7 +142,7 @@ def encoded(source: Source, index: int) -> tuple[str, bytes]:
         content = source.paths.read(index)
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             suffix = SUFFIXES.get(image.format, image.format.lower())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
         reason = f"{error}; `check --quarantine` leaves out all such files"
         if content.startswith(NPY):
             reason = "--format tar takes no .npy files, --format raw does"

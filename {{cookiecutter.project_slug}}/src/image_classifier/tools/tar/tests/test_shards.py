@@ -119,8 +119,9 @@ def test_a_photograph_with_others_behind_it_is_a_jpeg(root):
     assert len(open_dataset(tar, "train")) == 12
 
 
-def test_a_file_that_is_no_image_gets_into_no_shard(root, refusal):
-    (root / "train/bee/5.jpg").write_bytes(b"<html>")
+@pytest.mark.parametrize("content", [b"<html>", b"P5 40000 40000 255\n"])
+def test_a_file_that_is_no_image_gets_into_no_shard(root, refusal, content):
+    (root / "train/bee/5.jpg").write_bytes(content)
     said = refusal("prepare", "--data.root", root, "--format", "tar")
     assert re.search(r"cannot read image '.*bee/5.jpg': .*`check --quarantine`", said)
     folder = root.parent / "photos.cache/tar"
