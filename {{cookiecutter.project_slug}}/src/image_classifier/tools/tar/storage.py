@@ -32,6 +32,7 @@ class Storage:
         """Files below `root`, a folder or a URL."""
         self.root = root
         self.is_local = "://" not in root
+        self.url = os.path.abspath(root) if self.is_local else root  # `~` is a name here
         # Open files, with size and time of change; reading moves no place in them.
         self.files: dict[str, tuple[BinaryIO, tuple[int, int]]] = {}
         self.described: dict[str, tuple[int, dict[str, str]]] = {}  # sizes and stamps
@@ -49,7 +50,7 @@ class Storage:
             from fsspec.core import url_to_fs
 
             try:
-                self.fs, self.path = url_to_fs(self.root)
+                self.fs, self.path = url_to_fs(self.url)
             except (ImportError, ValueError) as error:  # a library for it is missing
                 raise UserError(f"--data.root {self.root!a}: {error}") from error
             self.path = self.path.rstrip("/")
@@ -131,7 +132,7 @@ class Storage:
         """The lines of a text file, without blank ones at its end; None if there is no file."""
         try:
             content = self.attempt(name, lambda: self.here().fs.cat_file(self.place(name)))
-            lines = content.decode().rstrip("\r\n").splitlines()
+            lines = content.decode("utf-8-sig").rstrip("\r\n").splitlines()
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
@@ -169,8 +170,7 @@ class Storage:
         except BaseException:
             file.close()
             raise
-        self.files[name] = file, state
-        return file, state
+        return self.files.setdefault(name, (file, state))
 
     def fetch(self, name: str, start: int, size: int) -> bytes:
         """Part of a file elsewhere, by one request."""

@@ -205,7 +205,7 @@ def test_classes_may_be_named_and_those_of_training_count(tmp_path):
     (tmp_path / "own/classes.txt").write_text("ant\n \nbee\n")
     with pytest.raises(UserError, match=r"classes.txt' has a blank line before others: remove it"):
         opened(tmp_path / "own", "test")
-    (tmp_path / "own/classes.txt").write_text("ant\nbee\ncat\n\n\n")
+    (tmp_path / "own/classes.txt").write_text("\ufeffant\nbee\ncat\n\n\n", encoding="utf-8")
     assert opened(tmp_path / "own", "test").classes == ("ant", "bee", "cat")
     with pytest.raises(UserError, match="has validation images of its own"):
         opened(tmp_path / "own", fold=1)
@@ -472,6 +472,7 @@ def test_a_shard_that_is_gone_is_named(tmp_path):
         ("packed", "train-0.tar.gz' is compressed: unpack it to a .tar"),
         ("folders", "train/1.tgz' is compressed: unpack it to a .tar"),
         ("nofs://here", "Protocol not known: nofs"),
+        ("~", "cannot list '~': "),
     ],
 )
 def test_what_is_no_dataset_is_refused(tmp_path, root, message):
@@ -480,7 +481,7 @@ def test_what_is_no_dataset_is_refused(tmp_path, root, message):
     for name in ("packed/train-0.tar.gz", "packed/more.tar", "folders/train/1.tgz"):
         write_tar(tmp_path / name, {"ant/1.jpg": b""})
     with pytest.raises(UserError, match=message):
-        opened(root if "://" in root else tmp_path / root)
+        opened(root if "://" in root or root == "~" else tmp_path / root)
 
 
 @needs_fork  # in whose memory the shards are
