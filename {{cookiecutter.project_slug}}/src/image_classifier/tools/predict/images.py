@@ -96,6 +96,8 @@ def files_of(text: str, stdin: BinaryIO, separator: bytes, others: Counter[str])
     path = os.fsencode(text)
     if text == LIST:
         names = stdin.read().removeprefix(codecs.BOM_UTF8).split(separator)
+        if any(b"\0" in name for name in names):
+            raise UserError("a name on standard input has NUL in it: --null is for such lists")
         has_returns = separator == b"\n" and all(n.endswith(b"\r") for n in names[:-1])
         yield from filter(None, (n.removesuffix(b"\r") if has_returns else n for n in names))
     elif os.path.isdir(path):

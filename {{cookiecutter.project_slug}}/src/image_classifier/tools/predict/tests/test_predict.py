@@ -344,6 +344,12 @@ def test_folders_patterns_and_lists_give_images(tmp_path, monkeypatch):
         listed("none")
 
 
+def test_a_list_of_names_that_end_with_nul_asks_for_the_option(run, tmp_path, monkeypatch, refusal):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a.jpg\0b.jpg\0")))
+    said = refusal("predict", run, *QUICK, "-", "--out", tmp_path / "x.csv")
+    assert "a name on standard input has NUL in it: --null" in said
+
+
 def test_files_in_folders_that_are_left_out_are_counted(run, tmp_path, capsys):
     for name in ("1.jfif", "2.avif", "x/3", "4.AVIF"):
         write_photo(tmp_path / "new.jpg", 1)
