@@ -61,7 +61,8 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
             if output:
                 num_bad = write_rows(batches, trained, output, len(files), options.top_k)
             else:
-                num_bad = print_rows(batches, trained, embeddings is not None)
+                needs_all = bool(options.embeddings or options.explain)
+                num_bad = print_rows(batches, trained, needs_all)
     if num_bad:
         where = f"; the column `error` of {str(out)!a} says why" if out else ""
         print(f"{num_bad:,} of {len(files):,} files cannot be read{where}", file=sys.stderr)

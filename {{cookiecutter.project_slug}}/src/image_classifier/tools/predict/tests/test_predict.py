@@ -160,6 +160,15 @@ def test_a_command_with_out_needs_no_reader_and_one_without_fails(run, photos, t
     assert capsys.readouterr().err == ""
 
 
+def test_a_reader_that_leaves_ends_no_heat_maps(run, photos, tmp_path):
+    pytest.importorskip("image_classifier.tools.explain")
+    receive, send = os.pipe()
+    os.close(receive)
+    with os.fdopen(send, "w") as pipe, redirect_stdout(pipe):
+        predict(run, photos / "train", "--explain", tmp_path / "heat")
+    assert len(list(tmp_path.glob("heat/*.png"))) == 12
+
+
 def test_two_commands_do_not_write_the_same_file(run, photos, tmp_path, refusal):
     words = (run, photos / "val", "--out", tmp_path / "x.csv", "--fresh")
     hold = f"import sys; from {platform.__name__} import lock; "
