@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,8 @@ SPDX = {"proprietary": "LicenseRef-Proprietary"}
 
 def main() -> None:
     """Clear away, choose files, replace the words, name the package."""
+    for path in Path.cwd().rglob("*"):
+        path.chmod(path.stat().st_mode | stat.S_IWUSR)  # a template may be read-only, a project not
     for pattern in leftovers():
         for path in list(Path.cwd().glob(pattern)):
             remove(path)

@@ -90,6 +90,16 @@ def test_a_clone_renders_the_same_bytes_and_so_does_a_folder_in_which_somebody_w
         shutil.rmtree(tmp_path / "image-classifier")
 
 
+def test_a_read_only_template_makes_a_project_that_its_owner_can_change(tmp_path):
+    copy = tmp_path / "copy"
+    copy_tracked(copy)
+    run("chmod", "-R", "a-w", copy)
+    folder = tmp_path / "output"
+    python("-m", "cookiecutter.cli", copy, "--no-input", "-o", folder, "tools=all", HOME=tmp_path)
+    assert_same_as_template(folder / "image-classifier")
+    assert all(path.stat().st_mode & 0o200 for path in folder.rglob("*"))
+
+
 def test_git_for_windows_leaves_every_byte_of_the_template_and_of_a_project_as_it_is(
     tmp_path, render, monkeypatch
 ):
