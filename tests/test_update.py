@@ -551,6 +551,21 @@ def test_of_a_sparse_checkout_the_whole_is_wanted(tmp_path):
         repository.check_seen()
 
 
+def test_a_file_outside_of_a_sparse_checkout_stays(tmp_path):
+    write(tmp_path / "other/mine.txt", b"mine\n")
+    (tmp_path / "one").mkdir()
+    git(tmp_path, "init")
+    made(tmp_path / "one")
+    commit(tmp_path)
+    git(tmp_path, "sparse-checkout", "set", "one")
+    git(tmp_path, "update-index", "--no-skip-worktree", "other/mine.txt")
+    git(tmp_path, "checkout", "other/mine.txt")
+    repository = update.Repository(tmp_path / "one")
+    new = repository.commit(with_files(repository, "one/run.sh"), "HEAD")
+    repository.write("HEAD", new)
+    assert git(tmp_path, "status", "--porcelain") == "?? one/run.sh\n"
+
+
 def test_a_manifest_that_git_ignores_is_to_be_committed(tmp_path):
     repository = repository_in(tmp_path)
     write(tmp_path / update.MANIFEST, b"{}")

@@ -153,6 +153,8 @@ class Repository:
         settings = [word for pair in SETTINGS.items() for word in ("-c", "=".join(pair))]
         if self.private and words[0] not in ("status", "ls-files"):
             own["GIT_INDEX_FILE"] = str(self.private)
+            # Or git would delete what the user has outside of a sparse checkout.
+            settings += ["-c", "core.sparseCheckout=false"]
         done = subprocess.run(
             ["git", *settings, *words],
             cwd=self.project,
