@@ -8,6 +8,7 @@ from conftest import changed, losses
 from test_faults import plant
 
 from image_classifier import pace
+from image_classifier.config import ComputeConfig, RunConfig
 from image_classifier.errors import EXIT_RESTART
 from image_classifier.runtime import launch
 from image_classifier.train import train
@@ -40,3 +41,17 @@ def test_at_the_limit_a_run_saves_says_start_me_again_and_goes_on_exactly(
     monkeypatch.setenv(launch.BEGAN, str(time.monotonic()))  # each start has its own minute
     train(limited)
     assert losses(config.run.dir) == losses(trained_once)
+
+
+def test_a_process_that_torchrun_started_counts_its_time_from_its_start(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv(launch.BEGAN, "0")  # so that it is as before at the end
+    monkeypatch.delenv(launch.BEGAN)
+    spent = []
+
+    def work():
+        time.sleep(0.1)  # imports, images, a compilation
+        spent.append(launch.seconds_since_start())
+
+    assert launch.run_in_processes(work, RunConfig(), ComputeConfig()) == 0
+    assert spent[0] >= 0.1

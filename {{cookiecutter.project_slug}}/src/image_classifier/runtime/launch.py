@@ -50,6 +50,7 @@ def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeC
         UserError: if a launcher has started another number of processes.
     """
     if is_launched():
+        seconds_since_start()  # which begins here, where torchrun started this process
         sizes = {os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
         if str(run.processes) not in {"auto", "1", *sizes}:
             raise UserError(f"--run.processes {run.processes} needs no launcher: unset RANK")
