@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import torch
 
 from ...config import Config, DataConfig, ModelConfig
-from ...data import Source, open_dataset
+from ...data import LEFT_OUT, Source, open_dataset
 from ...errors import UserError
 from ...extensions import find_tool
 from ...metrics import confusion_of, counted_and_correct, find_metric, metric_title, scores_text
@@ -47,7 +47,8 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     answers = [int(run.predictions.is_counted.sum()) for run in runs]
     losses = (run.loss * own for run, own in zip(runs, answers, strict=True))
     scores = {f"val/{pooled}": share, "val/loss": sum(losses) / sum(answers)}
-    if bad := num_images - int(counted.sum()):
+    unread = (predicted == LEFT_OUT) & (target != LEFT_OUT)
+    if bad := int(unread.view(num_images, -1).any(1).sum()):
         scores["val/bad_images"] = bad
     metric = runs[0].metric
     found = mean_of(
@@ -116,10 +117,11 @@ def open_folds(data: DataConfig, count: int, task: str = ModelConfig.task) -> li
             "choose them by data.fold, as `folder` does"
         )
     missing = 0 if data.limit else num_images - len(names)
-    if missing > len(folds[0].classes):
+    table = getattr(data, "labels", "")  # perhaps with a column of folds
+    if table and missing > len(folds[0].classes):
         raise UserError(
             f"folds 0 .. {count - 1} have {len(names):,} of {num_images:,} images: the table "
-            f"{getattr(data, 'labels', '')!a} has more; cross-validate takes as many as there are"
+            f"{table!a} has more; cross-validate takes as many as there are"
         )
     if missing:
         say(

@@ -107,6 +107,19 @@ def test_a_class_whose_images_are_all_in_one_fold_keeps_one_for_training(tmp_pat
     assert 40 < sum(map(len, folds)) < 60
 
 
+def test_of_a_class_of_one_group_no_image_is_validated(tmp_path, capsys):
+    pytest.importorskip("image_classifier.tools.holdout")
+    for number in range(60):
+        group = number // 4 if number < 40 else "last"
+        path = tmp_path / ("ant" if number < 40 else "bee") / f"{group}-{number}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    data = changed(Config(), data__name="folder", data__root=str(tmp_path), data__groups="(.*)-")
+    folds = cross_validate.open_folds(data.data, 5)
+    assert [len(fold) for fold in folds] == [8] * 5
+    assert "20 images are validated by no run" in capsys.readouterr().out
+
+
 def test_the_interval_of_folds_has_the_correction():
     top1 = [0.90, 0.92, 0.94, 0.91, 0.93]
     found = statistics.mean_of(top1, grain=0.001, overlap=1 / 4)
@@ -114,14 +127,14 @@ def test_the_interval_of_folds_has_the_correction():
     assert (found.low, found.high) == pytest.approx((0.92 - reach, 0.92 + reach))
 
 
-def pooled(photos, folder, monkeypatch, scores, metric="loss"):
+def pooled(photos, folder, monkeypatch, scores, metric="loss", *, task="single-label"):
     """What a cross-validation of 3 folds writes, whose runs say `ant` of all images but one."""
     config = changed(
         Config(), data__name="folder", data__root=str(photos / "train"), run__dir=str(folder)
     )
     runs = []
-    for number, fold in enumerate(cross_validate.open_folds(config.data, 3)):
-        predicted = torch.zeros(len(fold), dtype=torch.int32)
+    for number, fold in enumerate(cross_validate.open_folds(config.data, 3, task)):
+        predicted = torch.zeros(fold.labels.shape, dtype=torch.int32)
         if not number:
             predicted[fold.labels.argmin()] = LEFT_OUT  # an ant that can't be read
         images = fold.fingerprint(), fold.file_digests
@@ -154,3 +167,18 @@ def test_scores_of_all_folds_are_of_their_images_and_the_interval_is_corrected(
     assert found["loss"]["low"] == pytest.approx(2 - reach)
     found, _ = pooled(photos, tmp_path / "b", monkeypatch, (0.5, 0.5, 0.5), "top1")
     assert found["top1"]["high"] - found["top1"]["low"] == 1  # equal by chance
+
+
+def test_an_image_whose_labels_are_unknown_is_none_that_could_not_be_read(
+    photos, tmp_path, monkeypatch, capsys
+):
+    plain = cross_validate.open_folds
+
+    def open_folds(*given):
+        folds = plain(*given)
+        folds[1].labels[0] = LEFT_OUT
+        return folds
+
+    monkeypatch.setattr(cross_validate, "open_folds", open_folds)
+    pooled(photos, tmp_path / "a", monkeypatch, (1.0, 2.0, 3.0), task="multi-label")
+    assert ", without 1 that could not be read" in capsys.readouterr().out
