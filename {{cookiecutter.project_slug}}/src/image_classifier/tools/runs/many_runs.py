@@ -117,6 +117,8 @@ def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
         Signals() as signals,
         closing(train_in(places, recipe, todo, signals)) as ends,
     ):
+        if todo:  # what it says is of other runs
+            (recipe.folder / "results.json").unlink(missing_ok=True)
         for name, code in ends:
             if code == EXIT_DONE:
                 runs[name] = read_run(recipe.folder / name)

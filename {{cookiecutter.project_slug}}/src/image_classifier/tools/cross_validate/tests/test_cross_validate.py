@@ -66,6 +66,17 @@ def test_each_image_is_validated_once(validate, photos, tmp_path, refusal, capsy
     assert "was trained on other images" in refusal(*validate)
 
 
+def test_until_all_folds_are_trained_there_are_no_results_of_earlier_ones(
+    validate, tmp_path, monkeypatch
+):
+    results = tmp_path / "runs" / "results.json"
+    results.parent.mkdir()
+    results.write_text("{}")
+    monkeypatch.setattr(many_runs, "train_in", lambda *_: (nothing for nothing in ()))
+    assert main(validate) != 0
+    assert not results.exists()
+
+
 def test_what_cannot_be_divided_is_refused(validate, photos, monkeypatch, refusal):
     own = partial(refusal, *validate)
     assert "has validation images of its own, in 'val'; --data.root" in own("--data.root", photos)
