@@ -22,9 +22,9 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         loaded = load_model(run, compute, world)
         data = loaded.config.data
         if root and (split := split_of(root, split, loaded)) == ALL:
-            data = replace(data, limit=0)
+            data = replace(data, limit=0, cache="")  # there is a list of others to leave out
         data = replace(data, root=root or data.root)
-        own = RunConfig(dir=run if Path(run).is_dir() else "")
+        own = RunConfig(dir=run if Path(run).is_dir() and not root else "")
         images = loaded.open_images(split, world, own, data)
         scores = loaded.evaluate(images)
         if world.is_main:

@@ -152,6 +152,21 @@ def test_all_images_of_another_folder_are_scored_also_those_of_some_classes(
     assert "2 test images, weights of" in capsys.readouterr().out
 
 
+def test_lists_of_the_training_images_are_not_of_another_folder(on_photos, photos, tmp_path):
+    pytest.importorskip("image_classifier.tools.check")
+    pytest.importorskip("image_classifier.tools.skip_bad_images")
+    root, cache = str(photos / "train"), tmp_path / "cache"
+    config = changed(on_photos, data__root=root, data__cache=str(cache), epochs=1)
+    train(changed(config, data__val_fraction=0.5, data__limit=0, data__on_bad_image="skip"))
+    cache.mkdir(exist_ok=True)
+    (cache / "quarantine.txt").write_text("ant/0.jpg\tblurred\n")
+    new = shutil.copytree(photos / "train", tmp_path / "new")
+    (new / "bee" / "3.jpg").write_text("no image")
+    found = evaluated(config.run.dir, new)
+    assert (len(found.source), found.num_unread) == (12, 1)
+    assert not (tmp_path / "run" / "bad_images.txt").exists()
+
+
 def test_a_wrapper_of_the_classes_is_refused_with_the_flag_of_this_command(
     trained, photos, tmp_path, refusal
 ):
