@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from ...checkpoints import TrainState
 from ...extensions import option
 from ...runtime.console import printable
+from ...runtime.distributed import local_part
 from ...runtime.files import write_json
 from ...runtime.out_of_memory import is_out_of_memory
 from ...runtime.platform import peak_memory_bytes
@@ -90,7 +91,9 @@ def bytes_by_part(setup: Setup, state: TrainState) -> dict[str, int]:
     }
     device = setup.world.device.type
     return {
-        name: sum(t.nbytes for t in part if isinstance(t, Tensor) and t.device.type == device)
+        name: sum(
+            local_part(t).nbytes for t in part if isinstance(t, Tensor) and t.device.type == device
+        )
         for name, part in parts.items()
     }
 

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, run_ranks
 
 from image_classifier.errors import FaultError
 from image_classifier.extensions import of_tools
@@ -67,6 +67,28 @@ def test_every_lack_of_memory_is_accounted_for(config, monkeypatch, capsys):
     most, peak = (n / 2**30 for n in (taken["activations and program"], account["device"]["peak"]))
     assert f"take most, {most:.3g} of {peak:.3g} GB: {advice}\n" in out
     assert "started again from the last save with 8" in err
+
+
+def averaged_bytes(config):
+    """What the averaged weights of a rank take, by the account of the second step."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        lack_memory(patch, most=5, first=2)
+        patch.setattr(memory, "write_json", lambda _, about: found.append(about["bytes"]))
+        with pytest.raises(OutOfMemoryError):
+            train(config)
+    return found[0]["averaged weights"]
+
+
+@pytest.mark.skipif("compute.parallel" not in of_tools(), reason="the tool fsdp is not here")
+def test_of_what_ranks_share_the_part_of_a_rank_counts(config):
+    config = changed(config, data__batch_size=24, optim__ema_decay=0.9)
+    ways = [
+        changed(config, compute__parallel=way, run__dir=f"{config.run.dir}-{way}")
+        for way in ("ddp", "fsdp")
+    ]
+    (whole, _), parts = (run_ranks(2, averaged_bytes, own) for own in ways)
+    assert 0 < max(parts) < 0.6 * whole
 
 
 def test_the_same_lack_again_overwrites_nothing(config, monkeypatch):
