@@ -123,7 +123,7 @@ def join_decisions(members: list[Best]) -> Decision:
 def join_thresholds(thresholds: tuple[float, ...]) -> float:
     """The threshold of an ensemble from those of its members; more than 1 is "never"."""
     middle = median(thresholds)
-    return middle if middle <= 1 else median_low(thresholds)
+    return middle if middle < 1 else median_low(thresholds)
 
 
 def check_weights(config: Config, weights: dict[str, Tensor], first: Best) -> None:

@@ -154,6 +154,7 @@ def test_thresholds_are_the_median_of_those_of_its_runs(make, join):
     assert decision("d", [(0.8,), (0.9,)]).thresholds == (pytest.approx(0.85),)
     for never in ([(0.8,), (2.0,)], [(2.0,), (0.8,), (0.7,), (2.0,)]):  # half of them
         assert decision(f"e{len(never)}", never).thresholds == (0.8,)
+    assert decision("f", [(2.0,), ()]).thresholds == (0.0,)
     plain = decision("c", [(), ()])
     assert (plain.temperature, plain.thresholds) == (1.0, ())
 
