@@ -16,7 +16,7 @@ RESULT_IS_IN_FILES = True
 class FindBatchOptions(Config):
     """Which sizes to try, and every knob of training."""
 
-    at_most: int = within(0, 0)  # largest micro-batch to try; 0: as many images as there are
+    at_most: int = within(0, 0)  # largest micro-batch to try; 0: a process's share of all images
 
 
 def main(words: list[str]) -> int:

@@ -216,7 +216,7 @@ def find_batch(config: Config, training: ByCommand, at_most: int, processes: int
                 f"{device_name(world.device)}, one process",
                 flush=True,
             )
-            found = search(config, world, data, at_most or len(data))
+            found = search(config, world, data, at_most or max(1, len(data) // processes))
         text = conclude(found, config, training, processes)
         about = asdict(found) | {"precision": config.precision, "device": device_name(world.device)}
         write_json(folder / "batch.json", about | {"largest": found.largest.images, "text": text})

@@ -205,6 +205,13 @@ def test_one_process_is_measured_with_its_share_of_the_batch(config, monkeypatch
     assert found.configured == 8
 
 
+def test_a_batch_of_all_processes_is_no_more_than_the_training_images(config, monkeypatch, capsys):
+    pretend(monkeypatch, room=10**9)  # 16 images in each of two processes are fast
+    config = changed(config, data__batch_size=4, data__limit=24)
+    finding.find_batch(config, lambda **knobs: json.dumps(knobs), 0, processes=2)
+    assert 'try: {"data__batch_size": 24, ' in capsys.readouterr().out
+
+
 def test_the_command_writes_two_files_and_says_what_to_try(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(finding, "ROUND_SECONDS", 0)
     knobs = "--data.batch-size 4 --data.limit 64 --precision bf16"
