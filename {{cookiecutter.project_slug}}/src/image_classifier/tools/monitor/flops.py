@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from ...precision import Precision
 from ...runtime.machine import leave_tracer_out
@@ -78,11 +79,16 @@ def count_flops(model: nn.Module, image_size: int, channels: int = 3) -> int:
 
     leave_tracer_out(flop_counter._FlopCounterMode)
     learned = [weight for weight in model.parameters() if weight.requires_grad]
+    counter = flop_counter.FlopCounterMode(display=False)
     # torch 2.11 counts nothing for the CPU's kernel of attention.
-    with sdpa_kernel(SDPBackend.MATH), flop_counter.FlopCounterMode(display=False) as counter:
+    with sdpa_kernel(SDPBackend.MATH), parametrize.cached():
         try:
             model.requires_grad_(False)  # a weight that a layer takes would need a gradient
-            blank_logits(model, image_size, channels)
+            for layer in filter(parametrize.is_parametrized, model.modules()):
+                for name in layer.parametrizations:
+                    getattr(layer, name)  # LoRA's sum is made once for a batch, not for an image
+            with counter:
+                blank_logits(model, image_size, channels)
         finally:
             for weight in learned:
                 weight.requires_grad_()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import changed, logged
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from image_classifier.tools.monitor import flops
 from image_classifier.tracking import Speed
@@ -45,6 +46,21 @@ def test_a_network_that_gives_a_weight_to_a_layer_is_counted():
 
     model = Token()
     assert flops.count_flops(model, 8) == 2 * 2 * 3 * 64 * 5
+    assert all(weight.requires_grad for weight in model.parameters())
+
+
+def test_a_weight_that_is_computed_once_for_a_batch_is_no_cost_of_an_image():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Linear(5, 5)
+
+        def forward(self, weight):
+            return self.scale.weight @ weight
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 5))
+    register_parametrization(model[1], "weight", Scaled())  # as LoRA does
+    assert flops.count_flops(model, 8) == 2 * 3 * 64 * 5
     assert all(weight.requires_grad for weight in model.parameters())
 
 
