@@ -30,7 +30,7 @@ def about_section(facts: Facts) -> str:
     answer = "which of {:,} labels" if facts.is_multi_label else "which of {:,} classes"
     rows = [
         ("network", escape(config.model.name) + f" ({library})" * bool(library)),
-        ("weights", f"{facts.num_weights:,}, of step {facts.loaded.step:,}"),
+        ("weights", f"{facts.num_weights:,}, {facts.loaded.origin}"),
         ("began with", base_of(config).text),
         ("input", f"{side} x {side} pixels, {config.data.channels} channels"),
         ("trained with", f"{config.data.image_size} x {config.data.image_size} pixels"),

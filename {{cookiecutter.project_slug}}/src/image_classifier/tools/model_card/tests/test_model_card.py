@@ -276,6 +276,13 @@ def test_a_test_part_has_its_score_and_interval(on_photos, capsys):
     assert "No test images were scored" not in text
 
 
+def test_the_weights_of_a_linear_probe_are_of_no_step(config, trained_once):
+    pytest.importorskip("image_classifier.tools.linear_probe")
+    best = str(trained_once / "checkpoints" / "best.pt")
+    train(changed(config, run__init_from=best, epochs=0.0))
+    assert re.search(r"\n- weights: [\d,]+, of a linear probe\n", write(config.run.dir))
+
+
 def test_of_several_labels_each_has_its_row(config):
     config = changed(config, model__task="multi-label")
     train(config)
