@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from statistics import median
+from statistics import fmean
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -80,7 +80,7 @@ def build_app(model: Classifier, options: ServeOptions, workers: int) -> FastAPI
         # Else, where more arrive than are labeled, each would wait until it is too late for it.
         ahead = max(0, len(pending) + 1 - workers)  # that are done before it has a worker
         is_known = len(took) == MEASURED  # the first ones are slow
-        wait = median([*took]) * ahead / workers if is_known else 0.0
+        wait = fmean([*took]) * ahead / workers if is_known else 0.0
         if len(pending) >= workers + options.max_waiting or wait > options.max_seconds / 2:
             raise HTTPException(503, "too many requests at once", {"Retry-After": "1"})
         pending.add(request)

@@ -194,10 +194,17 @@ def test_an_image_that_is_not_labeled_in_time_keeps_its_place_until_it_is():
     assert [answer.status_code for answer in answers] == [503, 503, 200]
 
 
-def test_a_service_that_is_asked_for_twice_what_it_can_do_goes_on_doing_what_it_can():
+@pytest.mark.parametrize("num_bad", [0, 2])
+def test_a_service_that_is_asked_for_twice_what_it_can_do_goes_on_doing_what_it_can(num_bad):
     from image_classifier.tools.serve import command, service
 
-    model = Mock(classes=("ant",), predict=lambda *_: time.sleep(0.05) or {})
+    def predict(content, _):
+        if not content:
+            raise UserError("it can't be read")  # at once
+        time.sleep(0.05)
+        return {}
+
+    model = Mock(classes=("ant",), predict=predict)
     options = command.ServeOptions("run", max_seconds=0.5)
     app = service.build_app(model, options, workers=1)
 
@@ -206,9 +213,11 @@ def test_a_service_that_is_asked_for_twice_what_it_can_do_goes_on_doing_what_it_
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             asked = []
             for _ in range(140):  # in 3.5 s, of which the queue fills in one
-                asked.append(asyncio.create_task(client.post("/predict", content=b"1")))
+                for content in (b"1", *[b""] * num_bad):
+                    asked.append(asyncio.create_task(client.post("/predict", content=content)))
                 await asyncio.sleep(0.025)
-            return [answer.status_code for answer in await asyncio.gather(*asked)]
+            answers = await asyncio.gather(*asked)
+            return [answer.status_code for answer in answers[:: 1 + num_bad]]
 
     codes = asyncio.run(ask_often())
     assert codes[100:].count(200) >= 10  # of 20 that it could label meanwhile
