@@ -1,6 +1,7 @@
 """A service labels images as the command does, and bad requests neither stop nor fill it."""
 
 import asyncio
+import gc
 import io
 import re
 import signal
@@ -162,7 +163,7 @@ def test_an_image_that_does_not_arrive_is_given_up(client):
     assert client.post("/predict", content=slow()).status_code == 408
 
 
-def test_an_image_that_is_not_labeled_in_time_keeps_its_place_until_it_is():
+def test_an_image_that_is_not_labeled_in_time_keeps_its_place_until_it_is(caplog):
     from image_classifier.tools.serve import command, service
 
     class Slow:
@@ -170,8 +171,10 @@ def test_an_image_that_is_not_labeled_in_time_keeps_its_place_until_it_is():
 
         classes = ("ant",)
 
-        def predict(self, *_):
+        def predict(self, content, _):
             may_end.wait(20)
+            if content == b"1":
+                raise UserError("it can't be read")
             return {}
 
     may_end = threading.Event()
@@ -192,6 +195,8 @@ def test_an_image_that_is_not_labeled_in_time_keeps_its_place_until_it_is():
 
     answers = asyncio.run(asyncio.wait_for(ask(), 20))
     assert [answer.status_code for answer in answers] == [503, 503, 200]
+    gc.collect()
+    assert "never retrieved" not in caplog.text  # a traceback for each such image
 
 
 @pytest.mark.parametrize("num_bad", [0, 2])
