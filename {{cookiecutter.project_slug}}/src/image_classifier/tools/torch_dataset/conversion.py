@@ -45,7 +45,10 @@ def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:
         notes = (f"{name} has no `targets`: labels were found by one pass over its images",)
     elif transform is not None:
         labels = [transform(label) for label in np.asarray(labels).tolist()]
-    labels = np.asarray(labels)
+    try:
+        labels = np.asarray(labels)
+    except ValueError:  # rows of different lengths
+        labels = np.asarray(labels, dtype=object)
     is_table = labels.ndim == 2 and labels.shape[1] > 1
     is_right = labels.dtype.kind in "biuf"
     is_right = is_right and (len(labels) if is_table else labels.size) == len(dataset)
@@ -56,7 +59,7 @@ def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:
             f"or rows of 1, 0 and -1, not {labels.shape} {labels.dtype}"
         )
     labels = labels.astype(np.int8) if is_table else labels.astype(np.int64).reshape(-1)
-    largest = labels.shape[1] - 1 if is_table else int(labels.max())
+    largest = labels.shape[1] - 1 if is_table else int(labels.max(initial=0))
     classes = find_in(dataset, "classes") if transform is None else None
     if classes is None or not len(classes):
         classes = numbers_as_names(largest)

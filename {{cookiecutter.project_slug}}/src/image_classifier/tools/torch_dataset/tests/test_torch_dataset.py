@@ -59,6 +59,7 @@ NUMBERS = "Noisy should be 24 numbers of classes, one for each"
         (Noisy([0, 1]), NUMBERS),
         (Noisy([[0, 2]] * 24), NUMBERS),
         (Noisy([[0, 1]] * 23), NUMBERS),
+        (Noisy([[0], [0, 1]] * 12), r"or rows of 1, 0 and -1, not \(24,\) object"),
     ],
 )
 def test_what_is_no_map_style_dataset_of_labels_is_refused(monkeypatch, returned, message):
@@ -105,6 +106,12 @@ def test_labels_and_classes_are_found_where_a_dataset_does_not_name_them(monkeyp
     assert torch.equal(source.labels, labels)
     assert source.classes == ("0", "1", "2")
     assert "has no `targets`: labels were found by one pass over its images" in source.notes[0]
+
+
+def test_a_part_without_images_is_told_as_any_other(config, monkeypatch):
+    offer(monkeypatch, lambda split: Subset(Noisy(), [0, 1] if split == "val" else []))
+    with pytest.raises(UserError, match="train: there are no images"):
+        train(changed(config, data__name="mine", data__batch_size=6))
 
 
 @pytest.mark.parametrize("label", [999_999_999, 2**40, 2**62])
