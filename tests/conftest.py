@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,7 +13,7 @@ import pytest
 from cookiecutter.main import cookiecutter
 from PIL import Image
 
-from pretuned import update
+from pretuned import cli, update
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = ROOT / "{{cookiecutter.project_slug}}"
@@ -130,7 +131,39 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """A function that has a project made of the same answers once; then it copies that."""
+    made = {}
+
+    def copied(make, answers, output_dir):
+        key = make, json.dumps(answers, sort_keys=True)
+        if key not in made:
+            made[key] = make(answers, tmp_path_factory.mktemp("once") / "output")
+        return Path(shutil.copytree(made[key], output_dir / made[key].name))
+
+    return copied
+
+
+def with_cookiecutter(answers, output_dir):
+    """A project that cookiecutter makes."""
+    return render_with_cookiecutter(output_dir, **answers)
+
+
+def with_pretuned(answers, output_dir, render=cli._render):
+    """A project that `pretuned` makes."""
+    return render(answers, output_dir, no_input=True)
+
+
 @pytest.fixture
-def render(tmp_path):
+def render(tmp_path, once):
     """A function that renders some answers into a new folder."""
-    return lambda **answers: render_with_cookiecutter(tmp_path / "output", **answers)
+    return lambda **answers: once(with_cookiecutter, answers, tmp_path / "output")
+
+
+@pytest.fixture
+def renders_once(once, monkeypatch):
+    """`pretuned add`, `remove`, `diff` and `update` render the same answers once."""
+    monkeypatch.setattr(
+        cli, "_render", lambda answers, folder, **_: once(with_pretuned, answers, folder)
+    )

@@ -16,6 +16,7 @@ from pretuned_answers import RefusedError, tools
 
 NAMES = [name.replace("_", "-") for name in tools.offered(PROJECT)]
 SIZES = ("none", "few", "usual", "all")
+pytestmark = pytest.mark.usefixtures("renders_once")
 
 
 def change(project, *words):

@@ -13,6 +13,7 @@ from conftest import PROJECT, ROOT, contents, git_until, python, run
 from pretuned import cli, update
 from pretuned_answers import RefusedError
 
+pytestmark = pytest.mark.usefixtures("renders_once")
 AS = ("-c", "user.name=a", "-c", "user.email=a@b.c")
 OLD = "src/photos/tools/probe/layers.py"
 NEW = "src/photos/tools/head_layers/network.py"
