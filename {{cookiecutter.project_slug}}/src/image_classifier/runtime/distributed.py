@@ -109,9 +109,8 @@ class World:
             yield
             return
         block = f"block {next(blocks)}, rank"
-        local_main = self.rank - self.local_rank
         if self.local_rank > 0:
-            self.wait_for([f"{block} {local_main}"], what)
+            self.wait_for([f"{block} {self.rank - self.local_rank}"], what)
         try:
             yield
         except BaseException:
