@@ -44,7 +44,8 @@ test: $(INSTALLED)
 	'$(BIN)/ruff' check
 	'$(BIN)/ruff' format --check
 	cd '$(PROJECT)' && PYTHONPATH=src '$(BIN)/lint-imports' --no-cache
-	'$(BIN)/python' -m pytest -n 2 --dist loadfile --ignore tests/test_renders.py
+	'$(BIN)/python' -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	    --ignore tests/test_renders.py  # or the longest files, of one test each, come last
 	'$(BIN)/python' -m pytest tests/test_renders.py  # starts as many processes by itself
 
 docs: $(INSTALLED)

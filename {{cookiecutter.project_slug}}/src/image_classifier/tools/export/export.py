@@ -1,6 +1,6 @@
 """Write a trained model as files that do not need this package, each verified against the model."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +73,7 @@ def write_all(options: ExportOptions, trained: LoadedModel, source: Source, fold
     how = ", by the thresholds of labels" * bool(trained.decision.thresholds)
     print(
         f"weights {trained.origin} from {str(trained.path)!a}, in float32: "
-        f"{score} of {len(reference.inputs):,} {options.split} images{how * source.is_multi_label}"
+        f"{score} of {len(reference.names):,} {options.split} images{how * source.is_multi_label}"
     )
     module = ExportModule(trained, options.raw).eval().requires_grad_(False)
     files = {}
@@ -105,32 +105,21 @@ def replacing(*paths: Path) -> Iterator[None]:
         raise
 
 
-class WholeImages(Sequence):
-    """Images of `source` as a file takes them: read anew each time, as memory holds few of them."""
-
-    def __init__(self, source: Source, numbers: list[int]) -> None:
-        """Those with these numbers."""
-        self.source = source
-        self.numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: int) -> Tensor:
-        """One image: (1, height, width, channels)."""
-        return self.source.read(self.numbers[index])[None]
-
-
 class Reference(NamedTuple):
     """Real images as an exported file takes them, and the predictions of the model itself."""
 
-    inputs: Sequence[Tensor]  # of one image each: (1, ...)
+    read: Callable[[int], Tensor]  # one of them: (1, ...); anew, as memory holds few large images
     squares: list[Tensor]  # the same as evaluation resizes them: (1, side, side, channels)
     probabilities: Tensor  # (count, classes) float32
     names: list[str]  # of the images
     labels: Tensor  # of the images, as those of a source
     to_probabilities: Callable[[Tensor], Tensor]  # of what a file gives: logits if it is raw
     to_answers: Callable[[Tensor], Tensor]  # of probabilities: (count, ...), what a user acts on
+
+    @property
+    def inputs(self) -> Iterator[Tensor]:
+        """Each image as a file takes it."""
+        return map(self.read, range(len(self.names)))
 
     @property
     def batch(self) -> Tensor:
@@ -158,28 +147,23 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
         square = source.empty(1, data.eval_size)
         fit_square(pixels, square[0], data.fit, trained.mean)
         planes = square.permute(0, 3, 1, 2)
-        if is_raw:
-            square = trained.normalize(planes)
-            logits = trained.model(square)
-        else:
-            logits = trained.logits(planes)
-        squares.append(square)
+        squares.append(trained.normalize(planes) if is_raw else square)
+        logits = trained.model(squares[-1]) if is_raw else trained.logits(planes)
         probabilities.append(trained.probabilities(logits))
         kept.append(index)
     if not kept:
         raise UserError("there are no images that can be read, to verify the files with")
-    decision = trained.decision
 
     def to_answers(shares: Tensor) -> Tensor:
         if source.is_multi_label:
-            return decision.has_label(shares).to(torch.int8)
-        return torch.stack((shares.argmax(1), decision.is_sure(shares)), dim=1)
+            return trained.decision.has_label(shares).to(torch.int8)
+        return torch.stack((shares.argmax(1), trained.decision.is_sure(shares)), dim=1)
 
     names = [source.name(index) for index in kept]
     given_to = trained.probabilities if is_raw else torch.Tensor.float
-    inputs = squares if is_raw else WholeImages(source, kept)
+    read = squares.__getitem__ if is_raw else lambda number: source.read(kept[number])[None]
     shares = torch.cat(probabilities)
-    return Reference(inputs, squares, shares, names, source.labels[kept], given_to, to_answers)
+    return Reference(read, squares, shares, names, source.labels[kept], given_to, to_answers)
 
 
 @torch.inference_mode()
@@ -248,7 +232,7 @@ def blame(
     if not by_network <= tolerance:
         return f"the network, by {by_network.item():.1e} on the same pixels"
     data = module.data
-    pixels = reference.inputs[index]
+    pixels = reference.read(index)
     near = resized_square(pixels, data.eval_size, data.fit, module.color).permute(0, 2, 3, 1)
     by_rounding = (near - square.float()).abs().max()
     by_file = (shares(near.to(square.dtype)) - shares(pixels)).abs().max()

@@ -45,9 +45,8 @@ class Images:
             workers=workers if workers == "auto" else min(workers, len(files) // FEW),
         )
         labels = torch.zeros(1, dtype=torch.int64).expand(len(files))  # nobody knows them
-        kind = {"channels": data.channels, "bits": data.bits}
-        kind |= {"mean": trained.mean, "std": trained.std}
-        self.source = Source(labels, trained.classes, paths=files, **kind)
+        kind = {"channels": data.channels, "bits": data.bits, "mean": trained.mean}
+        self.source = Source(labels, trained.classes, paths=files, std=trained.std, **kind)
         samples = Samples(self.source, data)
         self.errors: dict[int, str] = {}  # why images cannot be read, by their numbers
         self.loader, _ = open_loader(samples, data, world, self.errors.__setitem__)
@@ -55,9 +54,8 @@ class Images:
     def batches(self, first: int) -> Iterator[tuple[int, Batch]]:
         """The batches from image `first` on, each with the number of its first image."""
         count = len(self.source)
-        size = self.batch_size
-        starts = range(first, count, size)
-        indices = ((0, torch.arange(start, min(start + size, count))) for start in starts)
+        starts = range(first, count, self.batch_size)
+        indices = ((0, torch.arange(n, min(n + self.batch_size, count))) for n in starts)
         yield from zip(starts, prefetched(self.loader.begin(indices), self.world), strict=True)
 
     def close(self) -> None:

@@ -61,8 +61,7 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
             if output:
                 num_bad = write_rows(batches, trained, output, len(files), options.top_k)
             else:
-                needs_all = bool(options.embeddings or options.explain)
-                num_bad = print_rows(batches, trained, needs_all)
+                num_bad = print_rows(batches, trained, bool(options.embeddings or options.explain))
     if num_bad:
         where = f"; the column `error` of {str(out)!a} says why" if out else ""
         print(f"{num_bad:,} of {len(files):,} files cannot be read{where}", file=sys.stderr)

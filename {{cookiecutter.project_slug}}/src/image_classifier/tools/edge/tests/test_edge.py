@@ -136,7 +136,7 @@ def test_the_interval_of_a_change_counts_only_images_that_changed():
 def test_the_change_is_that_from_the_model_to_the_file():
     right, wrong = torch.tensor([0.9, 0.1]), torch.tensor([0.2, 0.8])
     reference = exporting.Reference(
-        inputs=[torch.full((1, 1), n) for n in range(4)],
+        read=lambda number: torch.full((1, 1), number),
         squares=[torch.full((1, 1), n) for n in range(4)],
         probabilities=torch.stack((right, right, right, wrong)),
         names=[""] * 4,

@@ -252,7 +252,7 @@ def test_rounded_pixels_are_no_fault_and_a_fault_is_ascribed_to_its_half(
 
     expected = probabilities(square)
     reference = exporting.Reference(
-        inputs=[pixels],
+        read=lambda _: pixels,
         squares=[square],
         probabilities=expected,
         names=["photos/ant/7.jpg"],
@@ -289,7 +289,7 @@ def test_a_file_that_resizes_otherwise_than_its_graph_is_blamed_for_that(monkeyp
     def shares(images):
         return torch.tensor([[0.9, 0.1] if images.shape[1] == 8 else [0.7, 0.3]])
 
-    known = {"inputs": [square.new_full((1, 9, 9, 1), 100)], "squares": [square]}
+    known = {"read": lambda _: square.new_full((1, 9, 9, 1), 100), "squares": [square]}
     reference = SimpleNamespace(probabilities=torch.tensor([[0.9, 0.1]]), **known)
     module = SimpleNamespace(data=SimpleNamespace(eval_size=8, fit="crop"), color=None)
     fault = exporting.blame(0, shares, module, reference, 1e-3)
