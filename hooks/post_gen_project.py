@@ -48,7 +48,8 @@ def main() -> None:
         path.chmod(path.stat().st_mode | stat.S_IWUSR)  # a template may be read-only, a project not
     for pattern in leftovers():
         for path in list(Path.cwd().glob(pattern)):
-            remove(path)
+            if path.exists():  # not below one that has gone
+                remove(path)
     for key, files in OWNED.items():
         choose(key, files)
     choose_tools()
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def leftovers() -> list[str]:
-    """What git ignores, and other caches: left by whoever worked inside the template."""
+    """What has a name that git ignores, and other caches: of whoever worked in the template."""
     lines = Path(".gitignore").read_text(encoding="utf-8").splitlines()
     rules = [line.rstrip("/") for line in [*lines, ".*_cache/"] if line and line[0] != "#"]
     return [rule[1:] if rule.startswith("/") else f"**/{rule}" for rule in rules]
@@ -97,8 +98,8 @@ def choose(key: str, files: list[str]) -> None:
         remove(file)
     name = str(answers[key]).lower().replace(" ", "-")
     others = template_folder / "alternatives" / key / name
-    if others.is_dir():
-        shutil.copytree(others, Path.cwd(), dirs_exist_ok=True)
+    for file in others.glob("*"):  # none where there is no such folder
+        shutil.copyfile(file, file.name)  # not its mode: a template may be read-only
 
 
 def choose_tools() -> None:

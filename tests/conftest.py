@@ -18,6 +18,7 @@ from pretuned import cli, update
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = ROOT / "{{cookiecutter.project_slug}}"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small models need no more
+RENDER = cli._render  # also where `renders_once` has put another in its place
 SMOKE = "smoke --epochs 1 --optim.warmup-epochs 0 --data.limit 192"  # two steps
 
 # As long, as foreign and as hard to quote as the rules allow.
@@ -150,9 +151,9 @@ def with_cookiecutter(answers, output_dir):
     return render_with_cookiecutter(output_dir, **answers)
 
 
-def with_pretuned(answers, output_dir, render=cli._render):
+def with_pretuned(answers, output_dir):
     """A project that `pretuned` makes."""
-    return render(answers, output_dir, no_input=True)
+    return RENDER(answers, output_dir, no_input=True)
 
 
 @pytest.fixture

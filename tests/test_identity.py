@@ -97,7 +97,11 @@ def test_a_read_only_template_makes_a_project_that_its_owner_can_change(tmp_path
     folder = tmp_path / "output"
     python("-m", "cookiecutter.cli", copy, "--no-input", "-o", folder, "tools=all", HOME=tmp_path)
     assert_same_as_template(folder / "image-classifier")
-    assert all(path.stat().st_mode & 0o200 for path in folder.rglob("*"))
+    other = tmp_path / "other"
+    words = "license=Apache-2.0", "ci=GitLab CI", "-o", other
+    python("-m", "cookiecutter.cli", copy, "--no-input", *words, HOME=tmp_path)
+    made = [*folder.rglob("*"), *other.rglob("*")]
+    assert all(path.stat().st_mode & 0o200 for path in made)
 
 
 def test_git_for_windows_leaves_every_byte_of_the_template_and_of_a_project_as_it_is(

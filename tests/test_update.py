@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import PROJECT, ROOT, contents, git_until, python, run
+from conftest import PROJECT, RENDER, ROOT, contents, git_until, python, run
 
 from pretuned import cli, update
 from pretuned_answers import RefusedError
@@ -174,7 +174,10 @@ def test_the_mode_of_a_file_is_known_on_a_disk_from_which_nothing_may_be_execute
     assert update.compare(folder, cli._render_again, "") == ""
 
 
-def test_a_project_below_a_folder_whose_name_is_no_utf8_is_made_and_updated(here, capsys):
+def test_a_project_below_a_folder_whose_name_is_no_utf8_is_made_and_updated(
+    here, capsys, monkeypatch
+):
+    monkeypatch.setattr(cli, "_render", RENDER)  # there, and no copy from elsewhere
     latin = here / os.fsdecode(b"caf\xe9")
     sys.stdout.reconfigure(encoding="utf-8", errors="strict")
     assert cli.main(["--no-input", "tools=none", "--output-dir", str(latin)]) == 0

@@ -32,7 +32,8 @@ class _Verb(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Render the template and return the exit code: 2 for a mistake of the user."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # for paths that the encoding lacks
+    if hasattr(sys.stdout, "reconfigure"):  # not in a notebook
+        sys.stdout.reconfigure(errors="backslashreplace")  # for paths that the encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _VERBS:
         return _maintain(*words)

@@ -20,8 +20,9 @@ from ...extensions import find_tool
 from ...models import begin_at_zero
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text
+from ...runtime.launch import UNCLEARED
 from ...runtime.out_of_memory import MicroBatch
-from ...runtime.run_dir import clear_run, open_run
+from ...runtime.run_dir import open_run
 from ...runtime.seeding import seed_everything
 from ...settle import settle
 from ...train import Training
@@ -60,8 +61,8 @@ def find_lr(config: Config, command: str, lrs: list[float]) -> RangeTest:
     config = replace(config, optim=replace(config.optim, ema_decay=0.0))  # no average is needed
     folder = Path(config.run.dir)
     with join_world(config.compute, config.run.timeout_seconds) as world, open_run(config, world):
-        if config.run.fresh:
-            clear_run(folder, world)  # a restart out of memory is no fresh one
+        if world.local_rank == 0:  # a restart out of memory is no fresh one
+            (folder / UNCLEARED).unlink(missing_ok=True)
         result = analyze(lrs, losses_at(lrs, config, world))
         if world.is_main:
             write_json(folder / "lr.json", vars(result))

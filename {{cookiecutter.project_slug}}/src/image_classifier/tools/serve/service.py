@@ -91,8 +91,8 @@ def build_app(model: Classifier, options: ServeOptions, workers: int) -> FastAPI
             raise
         words = model, content, top_k, options.max_megapixels * 1e6
         job = asyncio.get_running_loop().run_in_executor(pool, label, *words)
-        # Though nobody may wait any more; then asyncio would print an error that nobody looked at.
-        job.add_done_callback(lambda job: (pending.discard(request), job.exception()))
+        job.add_done_callback(lambda _: pending.discard(request))  # though nobody may wait any more
+        job.add_done_callback(lambda it: it.cancelled() or it.exception())  # or asyncio prints it
         return await in_time(asyncio.shield(job), options, 503)
 
     return app
