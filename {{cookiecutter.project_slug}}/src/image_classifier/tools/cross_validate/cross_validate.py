@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import torch
 
 from ...config import Config, DataConfig, ModelConfig
-from ...data import LEFT_OUT, Source, open_dataset
+from ...data import Source, open_dataset
 from ...errors import UserError
 from ...extensions import find_tool
 from ...metrics import confusion_of, counted_and_correct, find_metric, metric_title, scores_text
@@ -47,8 +47,8 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     answers = [int(run.predictions.is_counted.sum()) for run in runs]
     losses = (run.loss * own for run, own in zip(runs, answers, strict=True))
     scores = {f"val/{pooled}": share, "val/loss": sum(losses) / sum(answers)}
-    unread = (predicted == LEFT_OUT) & (target != LEFT_OUT)
-    if bad := int(unread.view(num_images, -1).any(1).sum()):
+    has_label, _ = counted_and_correct(target, target)
+    if bad := int((has_label & ~counted).sum()):
         scores["val/bad_images"] = bad
     metric = runs[0].metric
     found = mean_of(

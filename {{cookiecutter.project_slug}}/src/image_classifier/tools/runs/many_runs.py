@@ -117,7 +117,7 @@ def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
         Signals() as signals,
         closing(train_in(places, recipe, todo, signals)) as ends,
     ):
-        if todo:  # what it says is of other runs
+        if todo:  # what it says may be of other runs; their command writes it again
             (recipe.folder / "results.json").unlink(missing_ok=True)
         for name, code in ends:
             if code == EXIT_DONE:
