@@ -67,7 +67,7 @@ def compute_features(setup: Setup, data: EvalData) -> Features:
     is_whole = not left_out(labels).any()  # an unreadable image must be noted each time
     if world.is_main and is_cached and is_whole:
         with suppress(OSError):  # a folder that can't be written: they are computed again
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, lambda file: torch.save((values, labels), file))
             forget_oldest(path.parent)
     return Features(values, labels, f"computed in {clock(monotonic() - began)}{damage}")

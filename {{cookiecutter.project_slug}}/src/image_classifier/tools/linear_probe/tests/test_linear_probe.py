@@ -239,7 +239,7 @@ def test_a_class_of_unreadable_images_leaves_the_last_layer_at_zero(finetuned, m
 
 def test_without_a_cache_features_are_computed_each_time(finetuned, tmp_path, capsys):
     alone = changed(finetuned, epochs=0.0, optim__ema_decay=0.0, run__fresh=True)
-    cache = str(tmp_path / "kept")
+    cache = str(tmp_path / "a/new/folder")
     for place, said in ((cache, "computed"), (cache, "read"), ("off", "computed")):
         train(changed(alone, data__cache=place))
         assert f"features, {said} " in capsys.readouterr().out
