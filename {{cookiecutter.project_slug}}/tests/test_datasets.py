@@ -260,7 +260,7 @@ def test_a_few_images_are_spread_over_all():
 def test_a_fingerprint_is_of_all_that_a_run_learns_from():
     source = Source(LABELS, CLASSES, PIXELS)
     others = {"labels": 1 - LABELS, "classes": ("ant", "cat"), "pixels": 255 - PIXELS}
-    others |= {"weights": torch.arange(6.0), "recipe": "prepared at 64 pixels"}
+    others |= {"weights": torch.arange(12.0)[::2], "recipe": "prepared at 64 pixels"}
     sources = [source, *(replace(source, **{name: value}) for name, value in others.items())]
     assert len({one.fingerprint() for one in sources}) == 6
 

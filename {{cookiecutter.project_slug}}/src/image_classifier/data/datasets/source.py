@@ -248,7 +248,7 @@ class Source:
         content = self.pixels if self.paths is None else self.paths.bytes
         for tensor in (content, self.weights):
             if tensor is not None:
-                digest.update(tensor.numpy().data)
+                digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest() + (f" {self.recipe}" if self.recipe else "")
 
     @cached_property
