@@ -291,6 +291,12 @@ def test_images_that_are_no_squares_have_no_side_in_common():
     ]
 
 
+def test_images_that_are_drawn_anew_are_not_kept_as_they_were_first(config):
+    source = Source(LABELS, CLASSES, PIXELS[:, :8], is_random=True)
+    where, why = autotune.choose_where(config.data, config.augment.crop, source, World(CPU))
+    assert (where, why) == ("stream", "images differ in size, or each time that they are read")
+
+
 def test_a_batch_may_be_of_all_images():
     autotune.check_batch_size(12, 12, 2, 3)
     with pytest.raises(UserError, match="is more than there are training images: 12"):

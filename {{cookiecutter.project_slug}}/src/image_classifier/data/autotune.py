@@ -29,8 +29,10 @@ def choose_where(data: DataConfig, crop: str, source: Source, world: World) -> t
     if data.where != "auto":
         return data.where, "as --data.where says"
     # Never by memory where it would change the pixels: the device cuts crops otherwise.
-    if crop == "resized" or common_side(source) is None:
+    if crop == "resized":
         return "stream", "crops are cut from the whole image"
+    if common_side(source) is None:
+        return "stream", "images differ in size, or each time that they are read"
     side = data.image_size
     needed = len(source) * side**2 * source.pixel_bytes
     megabytes = f"{len(source):,} images of {side} x {side} take {needed / 2**20:,.0f} MB"
@@ -99,7 +101,7 @@ def fits_memory(needed_bytes: int, device: torch.device, world: World) -> bool:
 
 def common_side(source: Source, probes: int = 256) -> int | None:
     """The side in pixels if so many images of the dataset are all equal squares, else None."""
-    if source.pixels is None and source.paths is None:
+    if source.is_random or (source.pixels is None and source.paths is None):
         return None
     side = None
     for index in source.spread(probes).tolist():
