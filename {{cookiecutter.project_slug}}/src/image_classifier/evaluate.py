@@ -187,5 +187,4 @@ def predict_features(
             "not one vector"
         )
     weights = [weight for weight, *_ in VIEWS[normalize.tta]]
-    features = sum(w * found.flatten(1) for w, found in zip(weights, inputs, strict=True))
-    return logits, features
+    return logits, sum(w * found.flatten(1) for w, found in zip(weights, inputs, strict=True))

@@ -248,8 +248,7 @@ def image_pixels(image: Image.Image, channels: int = 3, bits: int = 8) -> np.nda
         if image.has_transparency_data:
             image = image.convert("RGBA")
             if image.getbbox():  # an alpha channel of zeros is none: some programs leave it so
-                white = Image.new("RGBA", image.size, "white")
-                image = Image.alpha_composite(white, image)
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         image = image.convert("RGB" if channels == 3 else "L")
     pixels = np.array(image)
     return upright(pixels if pixels.ndim == 3 else pixels[:, :, None], orientation)

@@ -81,8 +81,7 @@ def open_source(
 
 def load_spread(source: Source, count: int, data: DataConfig, note: Note, world: World) -> Tensor:
     """Up to `count` evenly spread images that can be read: (count, size, size, channels)."""
-    numbers = source.spread(count)
-    pixels, bad = load(source, numbers, data, note, world)
+    pixels, bad = load(source, source.spread(count), data, note, world)
     return take(pixels, (~bad).nonzero()[:, 0]) if bad.any() else pixels
 
 
