@@ -390,10 +390,11 @@ def exact_resume(result: Result) -> str:
 
 
 def promises(result: Result) -> str:
-    """How many rows of the table of faults ended in which way."""
+    """How many of the promises in the table of faults were kept."""
     ends = [row["verdict"] for row in result["faults"]]
-    counts = (ends.count(end) for end in ("**kept**", "BROKEN", "not run here"))
-    return "{} promises kept, {} broken, {} not run here".format(*counts)
+    untried = ends.count("not run here")
+    kept = f"{ends.count('**kept**')} of {len(ends) - untried} promises kept"
+    return f"{kept}, {untried} not run here" if untried else kept
 
 
 # The rows of the README: what was measured, in which result, and what it says.

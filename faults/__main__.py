@@ -11,6 +11,9 @@ import argparse
 import json
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks import measurements
@@ -18,8 +21,9 @@ from benchmarks import measurements
 from . import PROJECT, ROOT, disks, kills, long, many, random_runs, ranks, steps
 from .children import small, train_whole
 from .suites import tests_of
-from .table import Result, Row, run_row
+from .table import Facts, Row, run_row
 
+AT_ONCE = 2  # rows: most are one process, which waits or computes on one core
 # What keeps the promises.
 ABOUT = "augment checkpoints data evaluate models optim pace parallel precision runtime settle"
 ABOUT += " tracking train"
@@ -326,36 +330,44 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         train_whole(small(Path(scratch)))  # the first run has modules to compile: it tells no time
+    rows = ON_GPU if options.gpu else ROWS
+    asked = {
+        number: options.tries or (row.short_tries if options.short else row.tries)
+        for number, row in enumerate(rows)
+        if (options.only or options.again) in row.fault
+    }
+    asked = {number: tries for number, tries in asked.items() if tries}
     results = []
-    for row in ON_GPU if options.gpu else ROWS:
-        tries = options.tries or (row.short_tries if options.short else row.tries)
-        if not tries or (options.only or options.again) not in row.fault:
-            continue
-        with tempfile.TemporaryDirectory() as scratch:
-            result = run_row(row, Path(scratch), tries)
-        results.append(result)
-        print(
-            f"{result.verdict:>12}  {result.seconds:4.0f} s  {row.fault}: {result.note}", flush=True
-        )
+    with ProcessPoolExecutor(1 if options.gpu else AT_ONCE, get_context("fork")) as pool:
+        for facts in pool.map(partial(measure, options.gpu), asked.keys(), asked.values()):
+            results.append(facts)
+            said = "{verdict:>12}  {seconds:4} s  {fault}: {seen}".format_map(facts)
+            print(said, flush=True)
     if not (options.short or options.only or options.tries or options.gpu):
         path = measurements.RESULTS / "faults.json"
         if options.again:
             replace_rows(path, results)
         else:
-            found = {"faults": [result.facts() for result in results]}
             about = "Faults that were injected into the generated project."
-            measurements.write(path, "Faults", about, measurements.measured({}, {}) | found)
-    return int(any(result.verdict == "BROKEN" for result in results))
+            found = measurements.measured({}, {}) | {"faults": results}
+            measurements.write(path, "Faults", about, found)
+    return int(any(facts["verdict"] == "BROKEN" for facts in results))
 
 
-def replace_rows(path: Path, results: list[Result]) -> None:
+def measure(on_gpu: bool, number: int, tries: int) -> Facts:
+    """Run the row of this number, in a process that forks from one that has imported everything."""
+    row = (ON_GPU if on_gpu else ROWS)[number]
+    with tempfile.TemporaryDirectory() as scratch:
+        return run_row(row, Path(scratch), tries)
+
+
+def replace_rows(path: Path, results: list[Facts]) -> None:
     """Put results of rows that were measured again in place of those in a file, and say so."""
     found = json.loads(path.read_text(encoding="utf-8"))
     known = {facts["fault"]: facts for facts in found["faults"]}
-    for result in results:
-        new = result.facts()
+    for new in results:
         new["seen"] += f" (measured again, commit {measurements.commit()})"
-        known[result.row.fault] = new
+        known[new["fault"]] = new
     found["faults"] = [known[row.fault] for row in ROWS if row.fault in known]
     path.write_text(measurements.as_text(found), encoding="utf-8")
 

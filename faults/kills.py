@@ -68,7 +68,7 @@ def in_training(scratch: Path, tries: int, **more: Any) -> str:  # noqa: ANN401
         expect(newest(folder) >= before, "a checkpoint that was there is gone")
         before = newest(folder)
     return (
-        f"{runs} runs came to their end, each as the unbroken one to the last bit; {in_saves} "
+        f"{runs} runs were resumed to their end, each bit for bit as an unbroken one; {in_saves} "
         f"kills fell into a save; at most {SAVE_EVERY} steps, from save to save, were made again"
     )
 
@@ -158,7 +158,7 @@ def without_deterministic(scratch: Path, tries: int) -> str:
             expect(found == {*seen}, f"{len(found ^ {*seen})} batches differ")
             runs += 1
             noted.unlink()
-    return f"{runs} runs came to their end, all with the same {len(seen)} batches"
+    return f"{runs} runs were resumed to their end, all with the same {len(seen)} batches"
 
 
 def train_and_note(config: Config, path: Path) -> None:
@@ -208,8 +208,8 @@ def data_workers(scratch: Path, tries: int) -> str:
         expect(f"(process {worker}) was ended by SIGKILL" in told, f"not named: {told}")
     expect(longest < 3, f"it took {longest:.1f} s to end")
     return (
-        f"named at most {longest:.1f} s later; {runs:.0f} runs were continued to their end, "
-        "each as the unbroken one to the last bit"
+        f"named at most {longest:.1f} s later; {runs:.0f} runs were resumed to their end, "
+        "each bit for bit as an unbroken one"
     )
 
 
@@ -217,7 +217,7 @@ def all_ranks(scratch: Path, tries: int) -> str:
     """Kill runs of 1, 2 and 3 ranks, all processes at once, until each comes to its end."""
     chance = random.Random(6)
     runs = sum(kill_ranks(scratch, size, tries // 3, chance) for size in (1, 2, 3))
-    return f"{runs} runs came to their end, each as the unbroken one of as many ranks"
+    return f"{runs} runs were resumed to their end, each as an unbroken one of as many ranks"
 
 
 def kill_ranks(scratch: Path, size: int, tries: int, chance: random.Random) -> int:

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+NOT_HERE = "not run here"  # a verdict
+Facts = dict[str, str | int]
+
 
 class NotHereError(Exception):
     """This machine, or this user, does not allow the fault to be injected."""
@@ -29,36 +32,21 @@ class Row:
     short_tries: int  # in `make test`; 0: not there
 
 
-@dataclass(frozen=True)
-class Result:
-    """What came of a row."""
-
-    row: Row
-    tries: int
-    verdict: str  # kept, broken, or not run here
-    note: str
-    seconds: float
-
-    def facts(self) -> dict[str, str | int]:
-        """As the file of the result has it."""
-        return {
-            "fault": self.row.fault,
-            "tries": 0 if self.verdict == "not run here" else self.tries,
-            "promise": self.row.promise,
-            "verdict": self.verdict,
-            "seen": self.note,
-            "seconds": round(self.seconds),
-        }
-
-
-def run_row(row: Row, scratch: Path, tries: int) -> Result:
-    """Inject a fault so many times."""
+def run_row(row: Row, scratch: Path, tries: int) -> Facts:
+    """Inject a fault so many times: what the file of the result says of it."""
     began = time.monotonic()
     try:
-        note = row.inject(scratch, tries)
+        seen = row.inject(scratch, tries)
         verdict = "**kept**"
     except LossError as loss:
-        verdict, note = "BROKEN", str(loss)
+        verdict, seen = "BROKEN", str(loss)
     except NotHereError as reason:
-        verdict, note = "not run here", str(reason)
-    return Result(row, tries, verdict, note, time.monotonic() - began)
+        verdict, seen = NOT_HERE, str(reason)
+    return {
+        "fault": row.fault,
+        "tries": 0 if verdict == NOT_HERE else tries,
+        "promise": row.promise,
+        "verdict": verdict,
+        "seen": seen,
+        "seconds": round(time.monotonic() - began),
+    }
