@@ -72,3 +72,25 @@ def test_a_machine_resumes_from_what_the_one_before_it_left_in_the_bucket(machin
     assert Path(machine(0), "found.txt").read_text() == "saved"
     kept = [path.name for path in (here / "bucket").rglob("*") if path.is_file()]
     assert sorted(kept) == ["last.pt", "status.json"]  # and nothing unfinished
+
+
+# Leaves checkpoints that are folders: a new one, one that is half written, and none from before.
+SHARDED = """
+rm -rf "$RUN"/checkpoints/step_00000004
+mkdir -p "$RUN"/checkpoints/step_0000000$CODE{,.partial}
+printf whole > "$RUN/checkpoints/step_0000000$CODE/run.json"
+exit "$CODE"
+"""
+
+
+def test_checkpoints_of_sharded_weights_come_along_and_go_as_the_run_deletes_them(
+    machine, here, monkeypatch
+):
+    sharded = TORCHRUN.replace('exit "$CODE"\n', SHARDED)
+    monkeypatch.setitem(globals(), "TORCHRUN", sharded)
+    machine(0, code=4)
+    folders = here / "bucket/sky-1_a-b/checkpoints"
+    assert [path.name for path in folders.glob("step_*")] == ["step_00000004"]
+    found = machine(0, code=5)
+    assert (found / "runs/sky-1_a-b/checkpoints/step_00000005/run.json").read_text() == "whole"
+    assert [path.name for path in folders.glob("step_*")] == ["step_00000005"]
