@@ -77,11 +77,11 @@ def may_compile(config: Config, device: torch.device) -> bool:
 def faster_loading(data: TrainData) -> str:
     """Options that make loading faster."""
     if data.where != "stream":
-        return "less of --augment"
+        return "a smaller --data.image-size"
     cores = num_cores() // data.world.local_size
     advice = []
     if data.source.paths is not None and not data.source.recipe:
-        advice.append("`prepare`, which stores the images smaller")
+        advice.append("`prepare` (smaller images)")
     if data.workers < cores:
         advice.append(f"--data.workers {cores} (now {data.workers})")
     return " or ".join(advice or ["more CPU cores, or a smaller --data.image-size"])

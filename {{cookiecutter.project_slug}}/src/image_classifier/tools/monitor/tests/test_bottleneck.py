@@ -28,8 +28,8 @@ IDLE, DECODED = (SimpleNamespace(num_filled=count, busy_seconds=4.0) for count i
 @pytest.mark.parametrize(
     ("waited", "recipe", "known", "said"),
     [
-        (0.5, "", {"where": "device"}, f"{LOADING}less of --augment."),
-        (0.5, "", {"workers": 1}, f"{LOADING}`prepare`, which stores the images smaller or "),
+        (0.5, "", {"where": "device"}, f"{LOADING}a smaller --data.image-size."),
+        (0.5, "", {"workers": 1}, f"{LOADING}`prepare` (smaller images) or --data.workers"),
         (0.5, "raw", {"workers": 1}, f"{LOADING}--data.workers 2 (now 1)."),
         (0.5, "raw", {}, f"{LOADING}more CPU cores, or a smaller --data.image-size."),
         (0.5, "raw", {"workers": 1, "world": SHARED}, f"{LOADING}more CPU cores, or a smaller"),
@@ -66,7 +66,7 @@ def test_no_other_start_is_advised_for_the_last_minutes_of_a_run():
 LAUNCHING = "Kernel launch overhead is the limit: 100 images/s, GPU utilization 27%. Try "
 
 
-BY_LOADING = f"{LOADING}less of --augment."
+BY_LOADING = f"{LOADING}a smaller --data.image-size."
 
 
 @pytest.mark.parametrize(
