@@ -15,7 +15,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 # Two minutes before the end, to all processes of srun and not to this shell. USR1, because Slurm
-# reports a step that gets TERM as cancelled.
+# reports a step that gets TERM as canceled.
 #SBATCH --signal=USR1@120
 set -euo pipefail
 
@@ -70,7 +70,7 @@ srun --kill-on-bad-exit=0 --wait=120 bash -c "$in_silence" bash \
 rm -rf "${meeting:-}"
 
 # Requeue only a run that made progress, or a stuck job would return forever. `scancel` ends this
-# shell too, so a cancelled job does not return.
+# shell too, so a canceled job does not return.
 now=$(cat "$status" 2>/dev/null) || true
 if [[ $now == *'"state": "interrupted"'* && $now != "$before" ]]; then
     echo "interrupted and saved: job $SLURM_JOB_ID goes back to the queue"
