@@ -57,8 +57,9 @@ def halves(model: nn.Module) -> list[nn.Sequential]:
 class Split(nn.Module):
     """A network with its halves on two devices of one process; it returns logits on the second.
 
-    In `train.py`, `Split(init_model(...), devices)` replaces `self.precision.place(init_model(...))`,
-    and the second device is `world.device`: there labels and loss are.
+    In `train.py`, `Split(init_model(...), devices)` replaces
+    `self.precision.place(init_model(...))`, and the second device is `world.device`: there labels
+    and loss are.
     """
 
     def __init__(
