@@ -69,14 +69,14 @@ def seen(
     augment = build_augment(config.augment, data, normalize, config.seed)
     _, numbers = next(data.places(0, 1))
     count = len(numbers)
-    numbers = numbers[:columns]
+    numbers = numbers[: columns + columns % 2]  # of pairs that are mixed, both
     place = torch.arange(count) % len(numbers)  # a whole batch, for which draws are made
     plain = normalize(loaded(config, data, numbers).permute(0, 3, 1, 2).to(world.device))
     titles = ["as they are"]
-    images = [shown(plain, data.source)]
+    images = [shown(plain[:columns], data.source)]
     for epoch in range(rows):
         batch = batch_of(config, data, numbers, epoch, place)
-        found = augment(batch, epoch * data.steps_per_epoch).images[: len(numbers)]
+        found = augment(batch, epoch * data.steps_per_epoch).images[:columns]
         titles.append(f"epoch {epoch + 1}")
         images.append(shown(found, data.source))
     return titles, images

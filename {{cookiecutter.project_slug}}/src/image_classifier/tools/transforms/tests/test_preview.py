@@ -60,6 +60,13 @@ def test_the_first_rows_are_the_images_and_what_step_0_sees(on_photos, crop, whe
     assert not torch.equal(first, second)
 
 
+def test_the_last_of_an_odd_number_is_mixed_with_its_partner_as_in_training(config):
+    pytest.importorskip("image_classifier.tools.mixup")
+    config = changed(config, **mixed(mixup=1.0))
+    odd = cells(preview(config, 3, 1), 2, 3, 32)
+    assert torch.equal(odd, cells(preview(config, 4, 1), 2, 4, 32)[:, :3])
+
+
 @pytest.mark.parametrize("channels", [1, 2, 5])
 def test_images_of_any_channels_and_bits_are_shown(config, satellite, channels):
     if channels == 5:
