@@ -150,7 +150,7 @@ class RunConfig:
     # on a CPU
     fresh: bool = False  # start over: delete what the run folder holds of an earlier run
     init_from: str = ""  # weights to start from: a run folder or checkpoint, or a file of
-    # torchvision's, timm's or .safetensors; pretrained: torchvision's for the model, downloaded
+    # torchvision's, timm's or .safetensors; pretrained: what the model's library has, downloaded
     log_every_steps: int = within(50, 1)  # steps between rows of metrics.jsonl; slow runs print
     # lines more often
     evaluate_every_epochs: float = within(1.0, 1e-9)  # epochs between evaluations; a checkpoint
