@@ -22,4 +22,4 @@ FREE_TO_CHANGE = ()
 def check(config: object) -> None:
     """Raise `UserError` for a choice of images where no step chooses any."""
     if config.data.balance == "sampling" and not config.epochs:
-        raise UserError("--data.balance sampling is of training, and --epochs is 0: try loss")
+        raise UserError("--data.balance sampling needs --epochs above 0; loss does not")

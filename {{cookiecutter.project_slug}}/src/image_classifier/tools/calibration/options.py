@@ -26,10 +26,10 @@ def check(config: object) -> None:
     run = config.run
     if run.error_cost and config.model.task == "multi-label":
         raise UserError(
-            "--run.error-cost is for one label of each image: with several take --run.min-precision"
+            "--run.error-cost is for single-label images; for multi-label take --run.min-precision"
         )
     if run.error_cost and run.min_precision:
-        raise UserError("--run.error-cost and --run.min-precision: one of the two decides")
+        raise UserError("give --run.error-cost or --run.min-precision, not both")
     if 0 < run.error_cost < 1:
         raise UserError(
             f"--run.error-cost {run.error_cost:g} should be 1 or more, as an abstention costs 1"

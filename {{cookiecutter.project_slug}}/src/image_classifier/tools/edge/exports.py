@@ -29,7 +29,7 @@ class EdgeOptions(ExportOptions):
     )
     # files to write, as `model.<format>`; openvino: model.xml and model.bin
     precision: tuple[Literal["fp16", "int8"], ...] = ()  # to write as well, beside float32, of
-    # onnx and openvino: `model.<precision>.<format>`
+    # onnx and openvino: `model.int8.onnx` and so on
     calibration_images: int = within(128, 1)  # training images that set the ranges of int8
     symmetric: bool = False  # int8 activations around 0, which TensorRT needs; CPUs are slower
     agreement: float = within(0.95, 0, 1)  # smallest share of images for which a file of
@@ -44,7 +44,7 @@ class EdgeOptions(ExportOptions):
         if self.precision and not {"onnx", "openvino"} & {*self.format}:
             raise UserError("--precision is for --format onnx and openvino, not for the others")
         if self.symmetric and "int8" not in self.precision:
-            raise UserError("--symmetric is of int8: --precision int8")
+            raise UserError("--symmetric needs --precision int8")
         missing = [name for name in LIBRARIES if find_spec(name) is None]
         if missing and "openvino" in self.format:
             install = install_command(*LIBRARIES)

@@ -26,6 +26,6 @@ def check(config: object) -> None:
     if loss == "entropy":
         return
     if config.model.task == "single-label":
-        raise UserError(f"--optim.loss {loss} is for several labels: --model.task multi-label")
+        raise UserError(f"--optim.loss {loss} needs --model.task multi-label")
     if option(config, "data.balance", "none") == "loss":  # of a tool
         raise UserError(f"--data.balance loss weights --optim.loss entropy, not {loss}")

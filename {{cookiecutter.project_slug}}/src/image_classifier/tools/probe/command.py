@@ -14,7 +14,7 @@ OTHERWISE = "finetune"  # the preset if none is named: it has trained weights
 def main(words: list[str]) -> int:
     """Fit only a new last layer, in seconds: `probe [PRESET] --data.root FOLDER [--FLAG VALUE]`."""
     if value_of(words, "--epochs").strip("0."):
-        raise UserError("probe fits the last layer alone: without --epochs, which is of train")
+        raise UserError("probe fits only the last layer: leave out --epochs")
     flags = int(bool(words) and not words[0].startswith("-"))  # where they begin
     words[flags:flags] = ["--epochs", "0"]
     name, preset = take_preset(words, OTHERWISE, "runs/probe/{}")

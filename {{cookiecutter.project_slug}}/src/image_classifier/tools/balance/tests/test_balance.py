@@ -113,7 +113,7 @@ def test_several_labels_cannot_be_shown_equally_often(config, monkeypatch):
 
 def test_without_steps_no_image_is_chosen(refusal):
     words = "train", "smoke", "--epochs", 0, "--data.balance", "sampling"
-    assert "--data.balance sampling is of training, and --epochs is 0: try loss" in refusal(*words)
+    assert "--data.balance sampling needs --epochs above 0; loss does not" in refusal(*words)
 
 
 def test_which_classes_come_once_more_differs_from_epoch_to_epoch():

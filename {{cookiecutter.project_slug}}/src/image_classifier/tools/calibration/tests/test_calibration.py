@@ -274,9 +274,9 @@ def test_of_too_many_probabilities_the_text_names_what_is_left_out(monkeypatch):
 
 def test_two_wishes_at_once_and_errors_that_cost_less_than_abstentions_are_refused(refusal):
     both = refusal("train", "smoke", "--run.error-cost", "2", "--run.min-precision", "0.9")
-    assert "--run.error-cost and --run.min-precision: one of the two decides" in both
+    assert "give --run.error-cost or --run.min-precision, not both" in both
     several = refusal("train", "smoke", "--run.error-cost", "5", "--model.task", "multi-label")
-    assert "--run.error-cost is for one label of each image" in several
+    assert "for multi-label take --run.min-precision" in several
     few = refusal("train", "smoke", "--run.error-cost", "0.5")
     assert "--run.error-cost 0.5 should be 1 or more, as an abstention costs 1" in few
     assert changed(smoke(), run__error_cost=1.0).run.error_cost == 1

@@ -265,7 +265,7 @@ def test_a_mistake_is_answered_in_one_line(run, refusal, monkeypatch):
         "--format pt2 --precision int8": "--precision is for --format onnx and openvino",
         "--format openvino": "--format openvino needs onnx, onnxruntime, onnxscript, openvino: ",
         "--agreement 2": "--agreement 2 is not in 0",
-        "--symmetric --precision fp16": "--symmetric is of int8: --precision int8",
+        "--symmetric --precision fp16": "--symmetric needs --precision int8",
     }.items():
         assert expected in refusal("export", run, *words.split())
     assert not Path(run, "export").exists()

@@ -52,7 +52,7 @@ def test_a_loss_is_that_of_its_paper():
 
 @pytest.mark.parametrize("loss", ["focal", "asymmetric"])
 def test_what_they_are_not_for_is_refused(loss):
-    with pytest.raises(UserError, match="is for several labels"):
+    with pytest.raises(UserError, match=r"needs --model\.task multi-label"):
         changed(Config(), optim__loss=loss)
     pytest.importorskip("image_classifier.tools.balance")
     config = changed(Config(), model__task="multi-label", data__balance="loss")

@@ -190,7 +190,7 @@ def test_a_mistake_is_answered_in_one_line(photos, files, finished, tmp_path, re
     root = "--data.name", "folder", "--data.root", photos, "--data.batch-size", 4
     words = ("probe", "smoke", *root, "--run.dir", tmp_path / "x", "--data.limit", 0)
     assert "--epochs 0 trains only the last layer, on top of pretrained weights" in refusal(*words)
-    assert "without --epochs, which is of train" in refusal(*words, "--epochs", 0.5)
+    assert "fits only the last layer: leave out --epochs" in refusal(*words, "--epochs", 0.5)
     weights = "--run.init-from", files("resnet9_gn")
     holds = refusal(*words, *weights, "--run.dir", finished.run.dir)
     assert "cannot continue" in holds
