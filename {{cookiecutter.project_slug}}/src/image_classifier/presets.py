@@ -24,7 +24,7 @@ def smoke() -> Config:
 
 
 def shapes() -> Config:
-    """Shapes that are drawn on the spot: 98.5 % after 0:55 on 2 cores with airbench, else 93 %."""
+    """Shapes that are drawn on the spot: 98.5 % after 0:55 on 2 cores, with airbench."""
     # ResNet-9, which airbench replaces where the tool that has it is there.
     return Config(
         epochs=3,
