@@ -42,7 +42,7 @@ from image_classifier.metrics.table import (
 )
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
-from image_classifier.runtime.distributed import join_world
+from image_classifier.runtime.distributed import World, join_world
 from image_classifier.tasks import (
     TASKS,
     label_loss,
@@ -219,6 +219,16 @@ def test_one_label_in_each_row_is_for_either_task():
         labels = torch.tensor([table[0], row, table[1]], dtype=torch.int8)
         with pytest.raises(UserError, match=r"1 of 3 images have not exactly one label, .*image 1"):
             replace(source, labels=labels).fitted("single-label", "train")
+
+
+@pytest.mark.parametrize("labels", [torch.eye(2, dtype=torch.int8)[[0, 1, 1]], [0, 1, 1]])
+def test_a_model_knows_the_classes_of_other_images_by_their_names(labels, monkeypatch):
+    pixels = torch.zeros(3, 8, 8, 3, dtype=torch.uint8)
+    source = Source(torch.as_tensor(labels), ("cat", "ant"), pixels=pixels)
+    monkeypatch.setitem(DATASETS, "own", lambda *_: source)
+    classes = ("ant", "bee", "cat")
+    found = EvalData(DataConfig("own"), "val", World(torch.device("cpu")), classes=classes)
+    assert (found.source.classes, found.labels.tolist()) == (classes, [2, 0, 0])
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ class Source:
         labels = torch.tensor(numbers)[self.labels]
         return replace(self, labels=labels, classes=classes, notes=(*self.notes, *notes))
 
-    def fitted(self, task: str, split: str) -> "Source":
-        """With labels as the task has them: numbers of classes, or a row for each image.
+    def fitted(self, task: str, split: str, classes: tuple[str, ...] = ()) -> "Source":
+        """With labels as the task has them: a row for each image, or numbers: those of `classes`.
 
         Raises:
             UserError: if the task is one label of each image, but some have not exactly one.
@@ -145,7 +145,7 @@ class Source:
                     f"exactly one label, such as {self.name(first)!a} ({own or 'none'}): mend the "
                     f"labels, or set --model.task multi-label{''.join(map('; {}'.format, notes))}"
                 )
-            return replace(self, labels=self.labels.argmax(1))
+            return replace(self, labels=self.labels.argmax(1)).numbered(classes, split)
         note = f"{split}: no image has several labels, as a|b in a table: {some(self.classes, 5)}"
         labels = torch.zeros((len(self), len(self.classes)), dtype=torch.int8)
         labels.scatter_(1, self.labels[:, None], 1)
