@@ -137,6 +137,27 @@ def test_a_run_without_test_images_is_refused_before_it_begins(holding_out):
     assert not Path(config.run.dir, "metrics.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        (
+            {"classes": ("ant", "bee")},
+            r"the test images \(2: ant, bee\) differ from those of the tr",
+        ),
+        (
+            {"labels": torch.full((64,), 10)},
+            r"64 of 64 labels of the test images are outside 0 .. 9",
+        ),
+    ],
+)
+def test_so_is_one_whose_test_images_have_other_classes(knobs, words, config, monkeypatch):
+    own = lambda _, split: shapes(DataConfig(limit=64), split)  # noqa: E731
+    others = lambda _, split: replace(own(_, split), **knobs if split == "test" else {})  # noqa: E731
+    monkeypatch.setitem(DATASETS, "own", others)
+    with pytest.raises(UserError, match=words):
+        train(changed(config, data__name="own", data__limit=0, run__score_test=True))
+
+
 def scores_of(config):
     """Train, and the test scores that the first rank leaves."""
     train(config)
