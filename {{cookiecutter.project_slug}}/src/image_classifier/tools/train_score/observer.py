@@ -1,5 +1,6 @@
 """Scores training images whenever validation images are."""
 
+from dataclasses import replace
 from math import isfinite
 from types import ModuleType
 
@@ -32,10 +33,10 @@ class TrainSample(EvalData):
         self.batch_size = val_data.batch_size
         most = self.batch_size * max(1, MOST // self.batch_size)
         count = min(len(setup.train_data), len(val_data.indices), most)
-        self.source = setup.train_data.source.thinned(count)
+        self.source = replace(setup.train_data.source, weights=None).thinned(count)
         self.note = lambda *_: None  # an unreadable one does not count: training tells of it
         self.indices = torch.arange(count)
-        self.labels = self.source.labels.to(self.world.device)
+        self.labels = self.source.labels[self.indices].to(self.world.device)  # not the source's own
         self.pixels = None
         self.loader = None
 

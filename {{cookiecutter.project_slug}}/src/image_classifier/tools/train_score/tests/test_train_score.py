@@ -1,6 +1,7 @@
 """Training images are scored as validation images are, and the hardest are shown."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,8 @@ import torch
 from conftest import Shown, changed, logged
 from safetensors.torch import load_file
 
-from image_classifier.data import EvalData, Source
+from image_classifier.data import DATASETS, EvalData, Source
+from image_classifier.data.datasets.shapes import shapes
 from image_classifier.evaluate import evaluate
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.train_score import observer
@@ -41,6 +43,25 @@ def test_a_run_is_the_same_with_it(config, trained_once):
     best = "checkpoints/best.safetensors"
     weights = load_file(Path(config.run.dir, best))
     torch.testing.assert_close(load_file(trained_once / best), weights, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("train_scores")
+def test_an_unreadable_training_image_does_not_count_whatever_the_metric(on_spoilt_photos):
+    pytest.importorskip("image_classifier.tools.skip_bad_images")
+    config = changed(on_spoilt_photos, data__on_bad_image="skip", data__workers=0, epochs=1)
+    Path(config.data.root, "train/ant/0.jpg").write_text("no image")
+    train(changed(config, run__best_by="auroc"))
+    assert "train/auroc" in logged(config.run.dir)[-1]
+
+
+@pytest.mark.usefixtures("train_scores")
+def test_images_without_weight_are_scored_like_others(config, monkeypatch):
+    weights = (torch.arange(64) % 16 == 1).float()
+    own = lambda data, split: replace(shapes(data, split), weights=weights)  # noqa: E731
+    monkeypatch.setitem(DATASETS, "own", own)
+    monkeypatch.setattr(observer, "MOST", 16)
+    train(changed(config, data__name="own", data__batch_size=16))
+    assert "train/top1" in logged(config.run.dir)[-1]
 
 
 @pytest.mark.parametrize(
