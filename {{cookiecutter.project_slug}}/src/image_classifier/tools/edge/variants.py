@@ -102,7 +102,7 @@ def training_images(trained: LoadedModel, options: EdgeOptions) -> Iterator[Tens
     data = replace(trained.config.data, image_size=trained.config.data.eval_size)
     images = data if Path(data.root).exists() else replace(data, root=options.root or data.root)
     source = trained.check_images(open_dataset(images, "train"), "train")
-    source = source.thinned(min(options.calibration_images, len(source)))
+    source = replace(source, weights=None).thinned(min(options.calibration_images, len(source)))
     for index in range(len(source)):
         square = source.empty(1, data.eval_size)
         with suppress(BadImageError):

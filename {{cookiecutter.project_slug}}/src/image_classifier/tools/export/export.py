@@ -65,7 +65,7 @@ def export(options: ExportOptions) -> None:
 
 def write_all(options: ExportOptions, trained: LoadedModel, source: Source, folder: Path) -> None:
     """Write each file to `folder` once its predictions of images of `source` are compared."""
-    source = source.thinned(min(options.images, len(source)))
+    source = replace(source, weights=None).thinned(min(options.images, len(source)))
     reference = predict_with_model(trained, source, options.raw)
     counted, right = reference.counted_and_correct(reference.probabilities)
     metric = "exact" if source.is_multi_label else "top1"

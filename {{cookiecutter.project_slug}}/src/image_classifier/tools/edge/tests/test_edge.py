@@ -283,11 +283,12 @@ def test_what_is_measured_are_the_images_of_training_while_they_are_there(
     data = replace(trained.config.data, test_size=48)
     larger = replace(trained, config=replace(trained.config, data=data))
     asked = []
-    monkeypatch.setattr(
-        variants,
-        "open_dataset",
-        lambda data, split: asked.append(data) or open_dataset(data, split),
-    )
+
+    def weighted(data, split):  # one of the twelve, which is not one of the three
+        asked.append(data)
+        return replace(open_dataset(data, split), weights=torch.eye(12)[11])
+
+    monkeypatch.setattr(variants, "open_dataset", weighted)
     assert next(variants.training_images(larger, options)).shape[1] == 48
     assert asked[0].image_size == 48
     data = replace(trained.config.data, root="gone")

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -108,6 +109,13 @@ def test_the_images_are_those_that_an_evaluation_reads(config, photos, tmp_path,
     )
     assert main(["export", run, "--format", "safetensors", "--root", str(tmp_path)]) == 0
     assert asked[0].image_size == 48  # by which prepared images are too small or not
+
+
+def test_images_without_weight_verify_a_file_as_well(run, monkeypatch, capsys):
+    weighted = lambda *how: replace(open_dataset(*how), weights=torch.eye(4)[3])  # noqa: E731
+    monkeypatch.setattr(exporting, "open_dataset", weighted)
+    assert main(["export", run, "--format", "safetensors", "--images", "2"]) == 0
+    assert "the same class for 2 of 2 images" in capsys.readouterr().out
 
 
 def test_layers_that_share_a_weight_are_written():
