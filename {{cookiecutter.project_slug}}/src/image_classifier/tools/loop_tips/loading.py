@@ -15,6 +15,7 @@ from ...augment import build_augment
 from ...data import Batch, Samples, prefetched
 from ...extensions import of_tools
 from ...runtime import platform
+from ...runtime.seeding import images_of
 from ..bench.timed_run import Setup, TimedRun, Variant, Variants, with_knobs
 from ..bench.tips import streamed
 from .gpu import on_gpu
@@ -71,10 +72,11 @@ class PlainDataset(Dataset):
         self.std = largest * torch.tensor(source.std)
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Tensor, int]:
-        """Image, label and index, by epoch and index."""
-        epoch, index = key
+        """Image, label and index, by epoch and index in an order: see `images_of`."""
+        epoch, drawn = key
         pixels = self.samples.source.empty(1, self.samples.size)
-        self.samples.fill(pixels, epoch, np.array([index]))
+        self.samples.fill(pixels, epoch, np.array([drawn]))
+        index = images_of(drawn, len(self.samples.source))
         image = (pixels[0].float() - self.mean) / self.std if self.as_float else pixels[0]
         return image, self.samples.source.labels[index], index
 

@@ -40,6 +40,15 @@ def test_a_plain_dataloader_brings_the_same_images(config):
         torch.testing.assert_close(seen[1:], seen[:-1])
 
 
+def test_images_that_an_epoch_repeats_have_their_labels(config):
+    pytest.importorskip(f"{TOOLS}.balance")
+    config = changed(config, data__workers=0, data__balance="sampling")
+    data = TrainData(changed(config, data__where="stream"), CPU)
+    plain = loading.PlainDataset(data.loader.samples, as_float=False)
+    _, label, index = plain[0, 3 * len(data) + 5]
+    assert (label, index) == (data.source.labels[5], 5)
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_every_row_works_or_says_what_it_needs(on_photos, device):
     if device == "cuda" and not torch.cuda.is_available():
