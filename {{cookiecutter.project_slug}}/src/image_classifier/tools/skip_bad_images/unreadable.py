@@ -39,6 +39,7 @@ class BadImages:
         self.names: set[bytes] = set()  # these, and what was read of the list
         self.end = 0  # how much, in bytes
         self.lock = Lock()  # for threads that load images
+        self.earlier = {*self.known()}  # listed by an earlier start: they may be readable now
 
     def note(self, index: int, reason: str) -> None:
         """Count and list image `index`, once.
@@ -55,7 +56,9 @@ class BadImages:
                 with contextlib.suppress(OSError), self.path.open("ab") as file:
                     file.write(name + b"\t" + reason.encode() + b"\n")
             self.names.add(name)
-            count = 0 if len(self.names) <= self.most else len(self.names & self.of_split)
+            self.earlier.discard(name)
+            met = self.names - self.earlier
+            count = 0 if len(met) <= self.most else len(met & self.of_split)
         if count > self.most:
             where = f"; {os.fspath(self.path)!a} lists them" if self.path else ""
             raise FaultError(f"{count} of {len(self.source)} images can't be read{where}")

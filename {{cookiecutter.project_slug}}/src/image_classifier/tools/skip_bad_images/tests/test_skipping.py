@@ -120,6 +120,15 @@ def test_bad_images_that_several_processes_meet_are_too_many_together(skipping, 
         second.note(5, "damaged")
 
 
+def test_files_that_were_mended_since_an_earlier_start_are_not_too_many(skipping, monkeypatch):
+    monkeypatch.setattr(bad_images, "MOST", 1)
+    with pytest.raises(FaultError, match=r"2 of 12 images can't be read"):
+        list(TrainData(skipping, CPU).batches(0, 3))
+    photo = Path(skipping.data.root, "train/ant/0.jpg")
+    Path(skipping.data.root, BAD[0]).write_bytes(photo.read_bytes())
+    assert len(list(TrainData(skipping, CPU).batches(0, 3))) == 3
+
+
 class Spoilt(Dataset):
     """Gray images of two classes, one of which can't be read."""
 
