@@ -63,8 +63,8 @@ def find_parts(names: Iterable[str]) -> dict[str, str]:
 def check_own(
     parts: Mapping[str, str], place: str, data: DataConfig, split: str, hint: str = ""
 ) -> None:
-    """Raise `UserError` if `data` divides the images of `place` otherwise than in these `parts`."""
-    if "val" in parts and data.fold:
+    """Raise `UserError` if `data` divides training images otherwise than in these `parts`."""
+    if split == "train" and "val" in parts and data.fold:
         raise UserError(
             f"--data.fold {data.fold}: {place!a} has validation images of its own, in "
             f"{parts['val']!r}{hint}"

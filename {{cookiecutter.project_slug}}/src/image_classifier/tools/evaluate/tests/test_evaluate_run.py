@@ -186,6 +186,13 @@ def test_the_folder_of_the_training_keeps_its_split_wherever_it_is(trained, phot
     assert len(evaluated(trained, photos, "train").source) == 12
 
 
+def test_a_run_of_any_fold_is_scored_on_another_folder_with_parts(on_photos, photos, tmp_path):
+    config = changed(on_photos, data__root=str(photos / "train"), data__limit=0, epochs=1)
+    train(changed(config, data__val_fraction=0.5, data__fold=1))
+    other = shutil.copytree(photos, tmp_path / "other")
+    assert len(evaluated(on_photos.run.dir, other).source) == 4
+
+
 def test_so_does_that_of_a_run_with_several_labels(on_photos, photos, tmp_path):
     root = str(photos / "train")
     config = changed(on_photos, data__root=root, data__val_fraction=0.5, data__limit=0, epochs=1)
