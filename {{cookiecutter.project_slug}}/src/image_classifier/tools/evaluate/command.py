@@ -16,8 +16,8 @@ class EvaluateOptions:
 
     run: Annotated[str, tyro.conf.Positional]  # run folder, or a checkpoint in one
     split: Literal["val", "test", "train"] = "val"  # images to evaluate on
-    root: str = ""  # folder of the images, if not the training folder. Without
-    # folders train, val and test in it, all of its images are evaluated; some classes suffice
+    root: str = ""  # folder of the images, if not the training folder. Folders of
+    # classes without train, val and test are evaluated as a whole; some classes suffice
     processes: int | Literal["auto"] = "auto"  # one per GPU by default
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
 
