@@ -79,6 +79,10 @@ class Depths:
     def __init__(self) -> None:
         self.pooled: dict[int, dict[int, Tensor]] = {}  # by thread, by number of the block
 
+    def __deepcopy__(self, _: object) -> "Depths":
+        """Those of a copied network: empty, as other threads may be at work with this one."""
+        return Depths()
+
     def note(self, number: int, axis: int, *call: Any) -> None:  # noqa: ANN401 - of any block
         """Keep mean and maximum over all places of what block `number` returns."""
         places = call[2].movedim(axis, -1).flatten(1, -2)  # (batch, places, channels)

@@ -117,3 +117,13 @@ def test_threads_that_share_a_network_do_not_mix_their_images():
         for _ in range(4):
             together = list(threads.map(predict, images))
             assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+def test_a_copy_that_is_made_while_the_network_computes_has_none_of_its_features():
+    model = build("resnet9", head="layers")
+    copies = []
+    model.stage1.register_forward_hook(lambda *_: copies.append(deepcopy(model)))
+    with torch.inference_mode():
+        model(IMAGES)
+        logits = copies[0].head(torch.zeros(1, model.head.in_features))
+    assert torch.equal(logits, model.head.bias[None])
