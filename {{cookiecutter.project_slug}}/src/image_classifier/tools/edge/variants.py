@@ -67,6 +67,7 @@ def int8_onnx(exact: bytes, trained: LoadedModel, options: EdgeOptions) -> bytes
             return next(({"images": images.numpy()} for images in batches), None)
 
     graph = load_model_from_string(exact)
+    rename_constants(graph.graph)
     with TemporaryDirectory() as folder, only_errors():
         path = Path(folder, "model.onnx")
         quantize_static(
@@ -80,6 +81,19 @@ def int8_onnx(exact: bytes, trained: LoadedModel, options: EdgeOptions) -> bytes
             extra_options={"ActivationSymmetric": options.symmetric},
         )
         return path.read_bytes()
+
+
+def rename_constants(graph: "GraphProto") -> None:
+    """Rename weights in place, so that no copy of one gets the name of another tensor.
+
+    The quantizer adds digits to the name of a constant that several layers share: torch's `val_18`
+    became `val_186`, which may be there.
+    """
+    names = {tensor.name: f"{tensor.name}." for tensor in graph.initializer}
+    for tensor in graph.initializer:
+        tensor.name = names[tensor.name]
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
 
 
 @contextmanager

@@ -200,6 +200,28 @@ def test_only_the_network_is_quantized(graph):
     assert outside == ["Cast", "Transpose", "MatMul", "Mul", "Softmax"]
 
 
+def test_a_constant_that_layers_share_is_copied_by_a_name_that_is_free(graph, monkeypatch):
+    norms = """
+  active = InstanceNormalization (features, ones, val_1)
+  val_10 = InstanceNormalization (active, ones, val_1)
+  pooled = GlobalAveragePool (val_10)"""
+    text = GRAPH.replace("\n  active = Relu (features)", "").replace(
+        "\n  pooled = GlobalAveragePool (active)", norms
+    )
+    shared = onnx.parser.parse_model(text)
+    constants = {"ones": np.ones(8), "val_1": np.zeros(8)}
+    shared.graph.initializer.extend(graph.graph.initializer)
+    for name, values in constants.items():
+        shared.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(values), name))
+    for number, node in enumerate(shared.graph.node):
+        node.name = f"node{number}"
+    images = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
+    monkeypatch.setattr(variants, "training_images", lambda *_: iter([images]))
+    options = exports.EdgeOptions(run="", precision=("int8",))
+    content = variants.int8_onnx(shared.SerializeToString(), None, options)
+    assert variants.onnx_predict(content)(images).shape == (1, 5)
+
+
 def unfused(content, images):
     """What a graph predicts, node by node: int8 kernels of CPUs without VNNI saturate."""
     options = onnxruntime.SessionOptions()
