@@ -36,7 +36,7 @@ def ensemble(options: EnsembleOptions, compute: ComputeConfig) -> None:
     check_new(folder)  # before the work, and again when nobody else can write there
     members = load_members(options.runs)
     first = members[0]
-    config = replace(first.config, run=replace(first.config.run, dir=options.dir))
+    config = replace(first.config, run=replace(first.config.run, dir=options.dir, fresh=False))
     if options.average == "weights":
         found = average_weights(members, compute)
         if found is None:

@@ -130,6 +130,12 @@ def test_commands_take_it_as_a_run(make, join, photos, tmp_path, capsys):
         assert len((tmp_path / "labels.jsonl").read_text().splitlines()) == 4
 
 
+def test_runs_that_started_over_leave_no_mark_of_that(make, join):
+    both = join(make("run0", 0, run__fresh=True), make("run1", 1))
+    assert {path.name for path in Path(both).iterdir()} == {".lock", "checkpoints"}
+    assert not load_model(both, COMPUTE, CPU).config.run.fresh
+
+
 def test_it_is_exported_with_what_sets_its_runs_apart(make, join, capsys):
     pytest.importorskip("image_classifier.tools.export")
     both = join(make("run0", 0), make("run1", 1, temperature=2.0))
