@@ -1,6 +1,7 @@
 """When a prediction counts: a temperature and thresholds, chosen on the validation images."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,9 +98,8 @@ def tell_decision(predictions: Predictions, decision: Decision) -> str:
         right = int((chosen & own).sum())
         precision = right / max(1, int(chosen.sum()))
         recall = right / max(1, int(own.sum()))
-        low = f"{min(decision.thresholds):.1%}"
-        high = f"{min(max(decision.thresholds), 1):.1%}"
-        text += f"; labels count from {low} .. {high} on: precision {precision:.2%}"
+        ends = [f"{min(end(decision.thresholds), 1):.1%}" for end in (min, max)]
+        text += f"; labels count from {' .. '.join(ends)} on: precision {precision:.2%}"
         return f"{text}, recall {recall:.2%}"
     chosen = known & decision.is_sure(shares)
     count = int(chosen.sum())
@@ -138,23 +138,18 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     known = labels >= 0
     if not known.any():
         return 1.0
-    count = int(known.sum())
-    num_classes = logits.shape[1]
     unknown = logits.mean(0, keepdim=True)  # of one more image, which may have any label
+    is_one = labels.ndim == 1
+    cost = partial(cross_entropy if is_one else binary_cross_entropy_with_logits, reduction="sum")
+    own = labels[known] if is_one else labels[known].double()
+    any_label = torch.full_like(unknown, 1 / logits.shape[1] if is_one else 0.5)
 
     def loss(log_temperature: float) -> float:
         temperature = math.exp(log_temperature)
-        if labels.ndim == 1:
-            own = cross_entropy(logits / temperature, labels, ignore_index=-1)
-            other = cross_entropy(unknown / temperature, torch.full_like(unknown, 1 / num_classes))
-            return (count * own + other).item()
-        own = binary_cross_entropy_with_logits(logits[known] / temperature, labels[known].double())
-        half = torch.full_like(unknown, 0.5)
-        other = binary_cross_entropy_with_logits(unknown / temperature, half)
-        return (count * own + num_classes * other).item()
+        found = cost(logits[known] / temperature, own) + cost(unknown / temperature, any_label)
+        return found.item()
 
-    bounds = tuple(map(math.log, LIMITS))
-    return math.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)
+    return math.exp(minimize_scalar(loss, bounds=[*map(math.log, LIMITS)], method="bounded").x)
 
 
 def choose_threshold(

@@ -5,13 +5,21 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from ...runtime.console import say
 from ...tracking import Observer, Result, Setup
 from .decision import calibrated, ends_of_equals, tell_decision
 
 
-def open_observer(_: Setup) -> Observer:
-    """Add the section to the page."""
-    return Observer(section=build_section)
+def open_observer(setup: Setup) -> Observer:
+    """Add the section to the page; say where best.pt was scored before it was to abstain."""
+    wish = setup.config.run.error_cost or setup.config.run.min_precision
+
+    def conclude(result: Result) -> str:
+        if wish and result.is_last and not result.decision.thresholds:
+            say("warning: best.pt never abstains: no threshold was chosen when it was scored")
+        return ""
+
+    return Observer(section=build_section, conclude=conclude)
 
 
 def build_section(result: Result, report: ModuleType) -> str:

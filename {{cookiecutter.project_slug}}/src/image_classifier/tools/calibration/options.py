@@ -24,13 +24,10 @@ FREE_TO_CHANGE = ()
 def check(config: object) -> None:
     """Raise `UserError` for two of them at once, a cost that asks for errors, or one of labels."""
     run = config.run
-    if run.error_cost and config.model.task == "multi-label":
-        raise UserError(
-            "--run.error-cost is for single-label images; for multi-label take --run.min-precision"
-        )
-    if run.error_cost and run.min_precision:
+    cost = run.error_cost
+    if cost and config.model.task == "multi-label":
+        raise UserError("--run.error-cost is for single-label images; take --run.min-precision")
+    if cost and run.min_precision:
         raise UserError("give --run.error-cost or --run.min-precision, not both")
-    if 0 < run.error_cost < 1:
-        raise UserError(
-            f"--run.error-cost {run.error_cost:g} should be 1 or more, as an abstention costs 1"
-        )
+    if 0 < cost < 1:
+        raise UserError(f"--run.error-cost {cost:g} should be 1 or more, as an abstention costs 1")

@@ -248,6 +248,12 @@ def test_a_resumed_run_saves_the_decision_that_it_had(config):
     assert load_best(path).decision == before != NO_DECISION
 
 
+def test_a_wish_that_comes_after_the_last_evaluation_is_told_to_have_no_effect(config, capsys):
+    for wish, count in ((0.0, 0), (0.5, 1)):
+        train(changed(config, run__min_precision=wish))
+        assert capsys.readouterr().out.count("warning: best.pt never abstains") == count
+
+
 def test_only_a_decision_is_read_from_a_checkpoint_and_an_older_one_has_none(config, photos):
     run = untrained_run(config, photos, 1.5, (0.25,))
     path = Path(run, "checkpoints", "best.pt")
@@ -276,7 +282,7 @@ def test_two_wishes_at_once_and_errors_that_cost_less_than_abstentions_are_refus
     both = refusal("train", "smoke", "--run.error-cost", "2", "--run.min-precision", "0.9")
     assert "give --run.error-cost or --run.min-precision, not both" in both
     several = refusal("train", "smoke", "--run.error-cost", "5", "--model.task", "multi-label")
-    assert "for multi-label take --run.min-precision" in several
+    assert "for single-label images; take --run.min-precision" in several
     few = refusal("train", "smoke", "--run.error-cost", "0.5")
     assert "--run.error-cost 0.5 should be 1 or more, as an abstention costs 1" in few
     assert changed(smoke(), run__error_cost=1.0).run.error_cost == 1
