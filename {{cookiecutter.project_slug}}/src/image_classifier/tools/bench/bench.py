@@ -202,7 +202,7 @@ def plan_left_out(rows: list[Row], tuned: Setup, budget: Budget) -> Iterator[Row
 def conclude(best: Row, rows: list[Row], config: Config, preset: Config, command: str) -> str:
     """The last line: the command line of the best setting that was measured."""
     knobs = best_knobs(best)
-    changed = changed_knobs(with_knobs(config, knobs), preset, {"run.dir"})
+    changed = changed_knobs(with_knobs(config, knobs), preset, {"run.dir", "run.fresh"})
     line = shlex.join([*shlex.split(command), *words_of(changed)])
     skipped = sum(row.reason.startswith(NO_TIME) for row in rows)
     found = f"of {count(rows)} measured tips"

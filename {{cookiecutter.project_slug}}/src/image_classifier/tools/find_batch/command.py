@@ -30,7 +30,8 @@ def main(words: list[str]) -> int:
 
     def training(**knobs: object) -> str:
         """The command line that trains with other values of some knobs."""
-        as_made = flatten(preset) | {"run.dir": config.run.dir}
+        own = {"run.dir": config.run.dir, "run.fresh": config.run.fresh}  # of the measurement
+        as_made = flatten(preset) | own
         values = flatten(config) | {key.replace("__", "."): value for key, value in knobs.items()}
         changed = {knob: value for knob, value in values.items() if value != as_made[knob]}
         return shlex.join(["python", "train.py", name, *words_of(changed)])

@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
     prog = f"{command('find-lr')} {name}"
     options = parse(FindLrOptions, words, prog=prog, about=about, default=default)
     config = Config(**sections(options))
-    own = {"optim.lr", "run.dir"}  # of the test
+    own = {"optim.lr", "run.dir", "run.fresh"}  # of the test
     changed = changed_knobs(config, preset, own)
     training = shlex.join(["python", "train.py", name, *words_of(changed)])
 

@@ -215,7 +215,7 @@ def test_a_batch_of_all_processes_is_no_more_than_the_training_images(config, mo
 def test_the_command_writes_two_files_and_says_what_to_try(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(finding, "ROUND_SECONDS", 0)
     knobs = "--data.batch-size 4 --data.limit 64 --precision bf16"
-    own = f"--at-most 8 --run.dir {tmp_path}"
+    own = f"--at-most 8 --run.dir {tmp_path} --run.fresh"  # which `train` is not to get
     assert main(["find-batch", "smoke", *f"{knobs} {own}".split()]) == 0
     out = capsys.readouterr().out
     found = json.loads((tmp_path / "batch.json").read_text())
@@ -223,6 +223,7 @@ def test_the_command_writes_two_files_and_says_what_to_try(tmp_path, monkeypatch
     assert out.endswith("".join(f"{line}\n" for line in found["text"]))
     assert "limit: more than 8 were not tried" in out
     assert "python train.py smoke " in found["text"][-1]
+    assert "--run." not in found["text"][-1]
     charts = find_tool("charts", "report")
     assert (tmp_path / "batch.html").exists() == ("batch.html and" in out) == bool(charts)
     page = (tmp_path / "batch.html").read_text() if charts else ""
