@@ -38,6 +38,10 @@ def test_at_the_limit_a_run_saves_says_start_me_again_and_goes_on_exactly(
     assert "step 3 of 8; run the same command to resume" in line
     status = json.loads(Path(config.run.dir, "status.json").read_text())
     assert (status["state"], status["signal"], status["step"]) == ("interrupted", "time limit", 3)
+    with monkeypatch.context() as clock:
+        tick(clock, 25)
+        assert launch.attempt(lambda: train(changed(limited, run__fresh=True))) == EXIT_RESTART
+    assert "; run the same command, without --run.fresh, to resume" in capfd.readouterr().err
     monkeypatch.setenv(launch.BEGAN, str(time.monotonic()))  # each start has its own minute
     train(limited)
     assert losses(config.run.dir) == losses(trained_once)

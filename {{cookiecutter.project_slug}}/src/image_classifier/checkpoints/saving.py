@@ -176,9 +176,7 @@ class Checkpoints(AbstractContextManager):
         if saved["fingerprint"] != self.identity["fingerprint"]:
             raise self.refusal(difference(saved["fingerprint"], self.identity["fingerprint"]))
         for name in ("mean", "std"):
-            was = list(saved[name])
-            now = self.identity[name]
-            if was != now:
+            if (was := list(saved[name])) != (now := self.identity[name]):
                 raise self.refusal(f"it normalized with a {name} of {was}, not of {now}")
         if saved.get("teacher", "") != self.identity["teacher"]:
             raise self.refusal("the file of its teacher was replaced", True)
@@ -300,7 +298,8 @@ class Checkpoints(AbstractContextManager):
         self.wait()
         self.world.all_true(True)  # no rank leaves earlier: its end might kill rank 0
         last = f"saved {self.last} at step {step} of {total_steps}"
-        return f"{last}; run the same command to resume" if self.world.is_main else ""
+        how = f"the same command{', without --run.fresh,' * self.run.fresh}"
+        return f"{last}; run {how} to resume" if self.world.is_main else ""
 
     def __exit__(self, *error: object) -> None:
         """Finish the save that is under way."""

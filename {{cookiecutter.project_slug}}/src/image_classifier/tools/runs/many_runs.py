@@ -133,9 +133,10 @@ def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
     if len(runs) == len(each):
         return [runs[name] for name in each]
     account = f"{len(runs)} of {len(each)} runs in {recipe.folder} are done"
+    again = f"run the same command{', without --run.fresh,' * recipe.config.run.fresh}"
     if failed and not signals.number:
-        raise FaultError(f"{account}, {', '.join(failed)} failed; run the same command to retry")
-    saved = f"{account}, the others saved; run the same command to resume"
+        raise FaultError(f"{account}, {', '.join(failed)} failed; {again} to retry")
+    saved = f"{account}, the others saved; {again} to resume"
     raise StoppedError(signals.number or TIME_LIMIT, saved)
 
 

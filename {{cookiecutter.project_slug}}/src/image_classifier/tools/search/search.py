@@ -143,8 +143,8 @@ def run_trials(job: Job, engine: Searcher) -> None:
     states = [trial.state for trial in read_trials(job.recipe.folder, job.metric)]
     if saved := states.count("saved"):
         account = f"{trials - saved} of {trials} trials in {job.recipe.folder} have ended"
-        resume = "the others saved; run the same command to resume"
-        raise StoppedError(TIME_LIMIT, f"{account}, {resume}")
+        again = f"run the same command{', without --run.fresh,' * job.options.run.fresh}"
+        raise StoppedError(TIME_LIMIT, f"{account}, the others saved; {again} to resume")
 
 
 def report(job: Job, space: Distributions) -> Trial:

@@ -210,6 +210,8 @@ def test_of_a_run_that_is_not_done_the_reason_is_said_and_the_others_are_trained
     else:
         assert f"{account}seed-0 failed; run the same command to retry" in said.err
     assert not (tmp_path / "runs" / "results.json").exists()
+    main(["repeat", "2", "smoke", "--run.dir", str(tmp_path / "others"), "--run.fresh"])
+    assert "run the same command, without --run.fresh, to re" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("forked")
