@@ -11,7 +11,7 @@ from ...errors import UserError
 from ...metrics import better, counted_and_correct, metric_title, scale
 from ...runtime.console import printable
 from ..statistics.statistics import CONFIDENCE, Mean, by_images, mcnemar, mean_of
-from .saved_runs import SCORES, Cell, Run, columns, grain_of, read_run
+from .saved_runs import OF_MACHINE, SCORES, Cell, Run, columns, grain_of, read_run
 
 Group = dict[int, Run]  # runs of one recipe, by seed, in rising order
 Names = tuple[str, str]  # of two groups
@@ -42,7 +42,7 @@ def open_groups(folders: Sequence[str]) -> dict[str, Group]:
     all configs are equal, each run is a group.
 
     Raises:
-        UserError: if there are fewer than two groups, or two runs of a group have the same seed.
+        UserError: if there are fewer than two groups, or a group has one seed twice or two recipes.
     """
     members: dict[str, list[Run]] = {}
     for folder in map(Path, folders):
@@ -63,10 +63,15 @@ def open_groups(folders: Sequence[str]) -> dict[str, Group]:
         group = {run.seed: run for run in sorted(runs, key=lambda run: run.seed)}
         groups[chr(ord("A") + number) if number < 26 else str(number + 1)] = group
         for run in runs:
-            if (other := group[run.seed]) is not run:
+            twin = group[run.seed]
+            odd = [k for k, value in run.knobs.items() if value != runs[0].knobs.get(k)]
+            why = [f"both have --seed {run.seed}"] * (twin is not run)
+            why += [f"differ in {knob}" for knob in odd if not knob.startswith(OF_MACHINE)]
+            if why:
+                other = runs[0] if twin is run else twin
                 raise UserError(
-                    f"{str(other.folder)!a} and {str(run.folder)!a} are in one group, and both "
-                    f"have --seed {run.seed}: leave one of them out (folds can't be compared)"
+                    f"{str(other.folder)!a} and {str(run.folder)!a} are in one group, and "
+                    f"{why[0]}: leave one of them out (folds can't be compared)"
                 )
     return groups
 

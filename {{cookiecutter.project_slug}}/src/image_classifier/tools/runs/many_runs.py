@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...checkpoints import read_newest
-from ...config import FREE_TO_CHANGE, Config, RunConfig
+from ...config import Config, RunConfig
 from ...errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
 from ...extensions import flag, of_tools
 from ...metrics import find_metric, metric_number, metric_title, scale
@@ -32,6 +32,7 @@ from .child_runs import POLL_SECONDS, end_run, last_line, start_run, wait_until_
 from .recipe import Recipe
 from .saved_runs import (
     FIXED_KNOBS,
+    OF_MACHINE,
     SCORES,
     Images,
     Run,
@@ -64,8 +65,7 @@ def repeat(recipe: Recipe, count: int) -> None:
         check_run(run, recipe.config, *images)
     metric = runs[0].metric
     is_share = find_metric(metric).is_percent
-    rows = [{"seed": run.seed} | as_json(run) for run in runs]
-    content = {"preset": recipe.preset, "runs": rows}
+    content = {"preset": recipe.preset, "runs": [{"seed": run.seed} | as_json(run) for run in runs]}
     lines = []
     for of, name in SCORES.items():
         found = mean_of([getattr(run, name) for run in runs], grain_of(runs), is_share=is_share)
@@ -171,21 +171,19 @@ def train_in(
 
 def is_done(recipe: Recipe, name: str, each: dict[str, Knobs]) -> bool:
     """Whether a run has ended that had the same options."""
-    if recipe.config.run.fresh:
-        return False
     try:
         status = read_object(recipe.folder / name / "status.json")
         was = of_tools() | read_object(recipe.folder / name / "config.json")
     except OSError:  # it has not begun
         return False
-    free = [knob for knob in FREE_TO_CHANGE if knob != "run."]
     # `check_run` refuses others of FIXED_KNOBS; `config.json` has what `best_by` became.
-    free += [*WITHOUT_EFFECT, *FIXED_KNOBS, "run.best_by"]
-    if recipe.config.precision == "auto":  # `config.json` has what it chose
-        free.append("precision")
+    free = {*OF_MACHINE, *WITHOUT_EFFECT, *FIXED_KNOBS, "run.best_by"}
+    if recipe.config.precision != "auto":
+        free.remove("precision")
     wanted = flatten(recipe.config) | each[name]
     same = (was.get(k) == v for k, v in wanted.items() if not k.startswith(tuple(free)))
-    return status.get("state") == "done" and all(same) and metric_of(was) == metric_of(wanted)
+    is_over = status.get("state") == "done" and not recipe.config.run.fresh
+    return is_over and all(same) and metric_of(was) == metric_of(wanted)
 
 
 def devices(recipe: Recipe) -> list[Place]:

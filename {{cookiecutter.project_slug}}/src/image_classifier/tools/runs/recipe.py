@@ -55,8 +55,7 @@ def take_recipe(words: list[str], verb: str, about: str, otherwise: str) -> tupl
             f"{verb} {count[0]}: a number from 2 on comes first: `{verb} 5 {otherwise}`"
         )
     name, preset = take_preset(words, otherwise, f"runs/{verb}/{{}}")
-    prog = f"{command(verb)} N {name}"
     default = ManyOptions(**sections(preset))
-    options = parse(ManyOptions, [*count, *words], prog=prog, about=about, default=default)
+    options = parse(ManyOptions, [*count, *words], f"{command(verb)} N {name}", about, default)
     config = Config(**sections(options))
     return options.count, Recipe(name, config, changed_knobs(config, preset), options.at_once)

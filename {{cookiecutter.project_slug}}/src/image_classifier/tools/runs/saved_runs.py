@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ...config import Config
+from ...config import FREE_TO_CHANGE, Config
 from ...data import LEFT_OUT, are_replaced, open_dataset
 from ...errors import UserError
 from ...extensions import of_tools
@@ -20,9 +20,10 @@ from ...runtime.console import clock
 from ...runtime.files import about_tensors, open_tensors, read_object, read_rows
 from ...tasks import metric_of
 
-# Knobs in which the runs of a recipe may differ, and the exceptions.
+# Knobs in which the runs of a recipe may differ, the exceptions, and those of a machine.
 FREE_KNOBS = ("seed", "run.")
 FIXED_KNOBS = ("run.init_from", "run.init_head")
+OF_MACHINE = (*(knob for knob in FREE_TO_CHANGE if knob != "run."), "precision")
 SCORES = {"best.pt": "score", "the last weights": "last_score"}  # of weights, in a `Run`
 
 Images = tuple[str, dict[str, str]]  # a fingerprint, and digests of files

@@ -230,6 +230,15 @@ def test_only_seeds_that_both_have_are_compared(tmp_path, capsys):
     assert ", 2 seeds)" in text
 
 
+def test_a_folder_that_still_has_runs_of_another_recipe_is_no_group(tmp_path, refusal):
+    new = [write_run(tmp_path / f"a/{n}", 900, seed=n, lr=0.1) for n in (0, 1, 2)]
+    old = write_run(tmp_path / "a/3", 900, seed=3)
+    for n in range(4):  # on another machine
+        write_run(tmp_path / f"b/{n}", 910, seed=n, lr=0.3, precision=("fp32", "bf16")[n % 2])
+    said = refusal("compare", tmp_path / "b", tmp_path / "a")
+    assert f"'{new[0]}' and '{old}' are in one group, and differ in optim.lr: leave one" in said
+
+
 def test_what_a_last_layer_begins_with_is_part_of_a_recipe(tmp_path, capsys):
     if "run.init_head" not in of_tools():
         pytest.skip("the tool linear-probe is not here")
