@@ -16,7 +16,8 @@ LIBRARY = "trackio"
 def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
     """trackio: a database in the run folder, or in `TRACKIO_DIR`; it starts no server.
 
-    It reads that variable once per process.
+    It reads that variable once per process. The same folder is the same run: by its name, trackio
+    would go on with the latest run of that name, of whatever folder.
     """
     os.environ.setdefault("TRACKIO_DIR", str((folder / "trackio").resolve()))
     import trackio as library
@@ -32,6 +33,12 @@ def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
             auto_log_gpu=False,  # our metrics have the device's readings
             auto_log_cpu=False,
         )
+
+    id_file = folder / "trackio" / "id"
+    id_file.parent.mkdir(exist_ok=True)
+    if not id_file.exists():
+        id_file.write_text(run.id)
+    run.id = id_file.read_text()
 
     def finish(step: int, predictions: Predictions) -> None:
         for name, pixels in pictures_of(predictions).items():
