@@ -1,15 +1,19 @@
 """MLflow, the real one, with a store of its own: a run that goes on is one run there."""
 
+import os
+import pickle
 import shlex
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import answers_of, run_alone, tiny
+from conftest import start as start_process
 
-from image_classifier.tools.mlflow.tracker import open_tracker
+from image_classifier.tools.mlflow.tracker import one_at_a_time, open_tracker
 from image_classifier.tracking import PROJECT
 from image_classifier.train import train
 
@@ -60,6 +64,39 @@ def test_a_run_that_goes_on_is_one_run_with_its_options_metrics_and_report(tmp_p
     assert found["files"] == ["a", "mlartifacts", "mlflow.db"]
     address = f"sqlite:///{tmp_path}/my runs/mlflow.db"
     assert shlex.split(found["note"])[-2:] == ["--backend-store-uri", address]
+
+
+def made_alone(folder):
+    """Make what two can't make at once."""
+
+    def make():
+        (folder / "tables").touch(exist_ok=False)
+        time.sleep(0.2)
+        (folder / "tables").unlink()
+        return True
+
+    return one_at_a_time(make, folder)
+
+
+def test_runs_that_begin_at_once_make_the_database_one_after_the_other(tmp_path):
+    runs = [start_process(made_alone, tmp_path) for _ in range(3)]
+    assert [pickle.loads(receiver.recv_bytes()) for _, receiver in runs] == [True] * 3
+    assert not [*tmp_path.iterdir()]
+
+
+def resumed_without_server(folder):
+    """Why a run that goes on is not tracked while its server is down."""
+    os.environ |= {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    os.environ |= {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    (folder / "mlflow.id").write_text("abc")
+    with pytest.raises(Exception, match="API request") as error:
+        open_tracker(folder, {}, 2)
+    return str(error.value)
+
+
+def test_a_server_that_is_down_is_no_reason_to_forget_the_run(tmp_path):
+    code, said = run_alone(resumed_without_server, tmp_path)
+    assert (code, "delete it" in said) == (0, False)
 
 
 def has_imported(folder):
