@@ -37,8 +37,9 @@ class Deadline:
 
     @property
     def seconds(self) -> float:
-        """How long the run took until now, all its starts together."""
-        return self.seconds_before + seconds_since_start()
+        """How long the run took until now, all its starts together: once it is done, all of it."""
+        spent = self.seconds_before + seconds_since_start()
+        return max(spent, self.limit) if self.message else spent
 
     def read(self) -> tuple[int, int]:
         """On this rank: 0, as no signal pauses the run, and the millionths that are over."""

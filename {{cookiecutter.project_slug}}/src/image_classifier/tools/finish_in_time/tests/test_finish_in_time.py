@@ -71,6 +71,19 @@ def test_the_time_of_all_starts_and_of_the_last_evaluation_counts(monkeypatch):
     assert deadline.read() == (0, 875_000)
 
 
+def test_a_run_that_is_done_stays_so_though_its_last_evaluation_was_short(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(limit, "seconds_since_start", lambda: now[0])
+    deadline = limit.Deadline(100.0, seconds_before=0.0)
+    deadline.evaluation_seconds = 20.0  # with the images that it loaded
+    now[0] = 80.0
+    deadline.agree(deadline.read()[1])
+    assert deadline.message
+    now[0] = 81.0
+    assert limit.Deadline(100.0, deadline.seconds).message
+    assert not limit.Deadline(200.0, deadline.seconds).message
+
+
 def test_a_schedule_never_goes_back_behind_its_steps():
     deadline = limit.Deadline(100.0, seconds_before=30.0)
     assert [deadline.place(step, 100) for step in (10, 50)] == [30, 50]
