@@ -29,7 +29,7 @@ from ...config import Config
 from ...errors import EXIT_FAULT, EXIT_OUT_OF_MEMORY, EXIT_PEER_LOST, FaultError, UserError
 from ...runtime.console import first_line, printable
 from ...runtime.distributed import World
-from ...runtime.launch import attempt
+from ...runtime.launch import attempt, seconds_since_start
 from ...runtime.machine import num_cores
 from ...runtime.run_dir import clear_run, open_run
 from ...train import train
@@ -179,6 +179,7 @@ def train_in_worker(job: dict[str, Any]) -> int | str:
     Raises:
         RuntimeError: if another start may help.
     """
+    seconds_since_start()  # which begins here, for a time limit
     watcher.is_worker = True
     os.chdir(job["folder"])  # Ray has changed it
     try:

@@ -13,6 +13,7 @@ import pytest
 from conftest import changed, losses
 
 from image_classifier.cli import main
+from image_classifier.runtime import launch
 from image_classifier.tools.ray_train import cluster
 from image_classifier.train import train
 
@@ -49,6 +50,23 @@ def test_a_run_in_workers_of_ray_survives_the_kill_of_one_and_learns_as_one_proc
     reported = [*folder.glob("ray/checkpoint_*/run.json")]
     assert reported
     assert str(folder) in reported[0].read_text()
+
+
+def test_a_time_limit_counts_from_the_start_of_a_worker(tmp_path, monkeypatch):
+    training = pytest.importorskip("image_classifier.tools.ray_train.ray_train")
+    monkeypatch.setenv(launch.BEGAN, "0")  # so that it is as before at the end
+    monkeypatch.delenv(launch.BEGAN)
+    monkeypatch.chdir(tmp_path)
+    spent = []
+
+    def work(_):
+        time.sleep(0.1)  # images, a compilation
+        spent.append(launch.seconds_since_start())
+
+    monkeypatch.setattr(training, "train", work)
+    monkeypatch.setattr(training.watcher, "is_worker", False)
+    assert training.train_in_worker({"config": None, "folder": str(tmp_path)}) == 0
+    assert spent[0] >= 0.1
 
 
 def test_ray_on_this_machine_is_for_this_user_alone(monkeypatch):
