@@ -187,6 +187,15 @@ def test_a_project_below_a_folder_whose_name_is_no_utf8_is_made_and_updated(
     assert update.update(latin / "image-classifier", cli._render_again, "") == ("", True)
 
 
+def test_all_tools_stay_deleted_with_their_folder(render):
+    folder = render(project_slug="photos", tools="few")
+    git(folder, "init")
+    commit(folder)
+    shutil.rmtree(folder / "src/photos/tools")
+    commit(folder)
+    assert update.update(folder, cli._render_again, "") == ("", True)
+
+
 def test_an_update_that_is_killed_at_any_moment_is_finished_by_the_same_command(
     project, newer, tmp_path, monkeypatch
 ):

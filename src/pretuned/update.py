@@ -88,7 +88,8 @@ class Tools:
 
     def needed(self) -> set[str]:
         """The modules of `tools/` that those to add need."""
-        return {"__init__", *tools.with_needs(tools.TEMPLATE, self.named(self.add))}
+        names = self.named(self.add)
+        return {"__init__", *tools.with_needs(tools.TEMPLATE, names)} if names else set()
 
     def named(self, names: Sequence[str]) -> list[str]:
         """The folders of the tools of these names, each once."""
