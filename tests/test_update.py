@@ -343,6 +343,7 @@ def test_a_project_without_names_of_contents_is_updated_from_the_template_that_m
         found = update.compare(project, newer, str(base)).splitlines()
         assert "both    M  README.md" in found
         assert "theirs  M  LICENSE" in found
+        assert not [line for line in found if line.endswith("slurm.sh")]  # nobody changed it
     write(tmp_path / "argparse.py", b"raise SystemExit('planted')")
     (tmp_path / "empty").mkdir()
     for base in (tmp_path / "empty", tmp_path / "no.whl", "../x", "0.0.0; true"):

@@ -444,13 +444,13 @@ def base_of(repository: Repository, base: str, new: Files, version: str, answers
             theirs, _ = about(folder)
             if theirs != version:
                 raise RefusedError(f"--base {base!a} is {theirs}, and made no {version}")
-            files = repository.keep(folder)
-        if made and {path: file.blob for path, file in files.items()} != made:
+            blobs = {path: file.blob for path, file in repository.keep(folder).items()}
+        if made and blobs != made:
             raise RefusedError(
                 f"--base {base!a} did not make {str(repository.project)!a}: it makes other files "
                 "of these answers"
             )
-        return files
+        made = blobs
     modes = {path: file.mode for path, file in (repository.files("HEAD:./") | new).items()}
     files = {path: File(modes.get(path, "100644"), blob) for path, blob in made.items()}
     try:
