@@ -521,12 +521,27 @@ def test_files_that_git_would_not_commit_do_not_come(tmp_path):
     repository = repository_in(tmp_path)
     new = with_files(repository, "a/runs/x.py")
     said = (
-        r"ignores 'a/runs/x\.py', which is to come, by 'runs/' in line 1 of '\.gitignore': change"
+        r"ignores 'a/runs/x\.py', a file of the template, by 'runs/' in line 1 of '\.gitignore': c"
     )
     with pytest.raises(RefusedError, match=said):
         repository.look_for_obstacles(new)
     (tmp_path / ".gitignore").write_text("runs/\n!/a/runs/\n")
     repository.look_for_obstacles(new)
+
+
+def test_a_file_that_git_ignores_is_named_and_passes_for_no_deleted_one(render, tmp_path):
+    home = tmp_path / "all"
+    project = shutil.move(render(project_slug="photos", package_name="photos"), home / "photos")
+    git(home, "init")
+    (home / ".gitignore").write_text("wandb/\n")
+    git(home, "add", "--all")
+    git(home, "commit", "--message=all")
+    with pytest.raises(RefusedError, match=r"ignores 'src/photos/tools/wandb/\S*', .* by 'wandb/'"):
+        update.compare(project, cli._render_again, "")
+    (home / ".gitignore").write_text("wandb/\n!/photos/**/wandb/\n")
+    git(home, "add", "--all")
+    git(home, "commit", "--message=all")
+    assert update.compare(project, cli._render_again, "") == ""
 
 
 def test_names_with_any_character_and_moves_beyond_the_users_limit_are_found(tmp_path):

@@ -22,7 +22,7 @@ import tempfile
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -303,13 +303,21 @@ class Repository:
             is_folder = place in folders and file.is_dir() and not file.is_symlink()
             if os.path.lexists(file) and not is_folder:
                 raise RefusedError(f"{str(file)!a} is in the way of a new file: move it")
-        names = "".join(f"{path.removeprefix(self.prefix)}\0" for path in sorted(new))
+        self.check_not_ignored(path.removeprefix(self.prefix) for path in new)
+
+    def check_not_ignored(self, paths: Iterable[str]) -> None:
+        """Check that git ignores no file at these paths in the project.
+
+        Raises:
+            RefusedError: naming the first that it ignores, and the rule.
+        """
+        names = "".join(f"{path}\0" for path in sorted(paths))
         words = "check-ignore", "--no-index", "-v", "-z", "--stdin"
         found = self.git(*words, content=names, can_conflict=True).split("\0")
         for file, line, rule, path in zip(*(found[at::4] for at in range(4)), strict=False):
             if not rule.startswith("!"):  # which says that it is not ignored
                 raise RefusedError(
-                    f"git ignores {path!a}, which is to come, by {rule!a} in line {line} of "
+                    f"git ignores {path!a}, a file of the template, by {rule!a} in line {line} of "
                     f"{file!a}: change that rule, and commit it"
                 )
 
@@ -436,7 +444,7 @@ def base_of(repository: Repository, base: str, new: Files, version: str, answers
     `new` are those that it makes of the same `answers` now.
 
     Raises:
-        RefusedError: if git does not have all of them, or `base` did not make them.
+        RefusedError: if git does not have all of them, ignores one, or `base` did not make them.
     """
     made = manifest(repository)
     if base:
@@ -451,7 +459,10 @@ def base_of(repository: Repository, base: str, new: Files, version: str, answers
                 "of these answers"
             )
         made = blobs
-    modes = {path: file.mode for path, file in (repository.files("HEAD:./") | new).items()}
+    mine = repository.files("HEAD:./")
+    lacking = made.keys() - mine.keys()  # by git; where they are there, no owner deleted them
+    repository.check_not_ignored(path for path in lacking if (repository.project / path).exists())
+    modes = {path: file.mode for path, file in (mine | new).items()}
     files = {path: File(modes.get(path, "100644"), blob) for path, blob in made.items()}
     try:
         repository.tree(files)
