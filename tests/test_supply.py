@@ -91,6 +91,18 @@ def check_job(job):
             assert step["with"]["persist-credentials"] is False
 
 
+@BOTH
+def test_the_oldest_libraries_are_tried_with_a_python_that_they_have_wheels_for(folder):
+    pythons = []
+    for job in read(folder / ".github/workflows/ci.yml")["jobs"].values():
+        if "lowest-direct" in str(job):
+            matrix = job.get("strategy", {}).get("matrix", {})
+            pythons += [row["python"] for row in matrix.get("include", []) if "python" in row]
+            pythons += re.findall(r"UV_PYTHON': '([0-9.]+)|uv venv --python ([0-9.]+)", str(job))
+    found = {"".join(python) for python in pythons}
+    assert found == {"3.11", "3.12"}  # NumPy 2.0.1 and SciPy 1.13 have none for 3.13
+
+
 def test_images_of_gitlab_and_docker_have_a_version():
     gitlab = (ROOT / "alternatives/ci/gitlab-ci/.gitlab-ci.yml").read_text(encoding="utf-8")
     job = yaml.safe_load(gitlab)["test"]
