@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 from conftest import PROJECT, ROOT, SMOKE, contents, git_until, pyproject, run, template
 from image_classifier.extensions import find_tools, flag
+from image_classifier.runtime.command_line import all_presets
 
 from pretuned import cli, update
 from pretuned_answers import RefusedError, tools
@@ -73,6 +74,14 @@ def test_a_short_link_from_a_tool_leads_to_one_that_comes_with_it(name):
     # Longer ones, by way of `tools/`, go with the tool that they lead to.
     found = {*re.findall(r"\]\(\.\./(\w+)/", page)}
     assert found <= tools.with_needs(PROJECT, [name])
+
+
+@pytest.mark.parametrize("name", tools.offered(PROJECT))
+def test_a_command_on_the_page_of_a_tool_has_a_preset_that_comes_with_it(name):
+    page = (tools.there(PROJECT)[name] / "README.md").read_text(encoding="utf-8")
+    for preset in re.findall(r"(?m)^python train\.py ([a-z]\w*)", page):
+        owner = re.findall(r"\.tools\.(\w+)", all_presets()[preset].__module__)
+        assert {*owner} <= tools.with_needs(PROJECT, [name]), preset
 
 
 @pytest.mark.parametrize("size", SIZES)
