@@ -146,6 +146,15 @@ def test_tools_are_asked_for_by_name_too(here, capsys):
     assert "unknown tool 'cutuot'; did you mean cutout?" in capsys.readouterr().err
 
 
+def test_a_question_that_names_have_answered_offers_nothing_else(here, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n" * 12 + "4\n1\n"))
+    assert cli.main(["tools=cutout"]) == 0
+    question = capsys.readouterr().out.rpartition("Tools beside training")[2]
+    assert "1 - cutout" in question
+    assert "2 - " not in question
+    assert update.about(here / "image-classifier")[1]["tools"] == ["cutout"]
+
+
 def test_unanswered_questions_make_nothing(monkeypatch, here):
     monkeypatch.setattr("sys.stdin", io.StringIO("Bird Watch\n"))
     assert cli.main([]) == 130

@@ -261,7 +261,10 @@ def _read_answers(arguments: Iterable[str], questions: dict[str, object]) -> dic
 def _named_tools(names: str) -> dict[str, object]:
     """Return the answers that ask for tools by their names, with commas between them."""
     tools.chosen(tools.TEMPLATE, "none", names)  # refuses those that there are not
-    return {"_tools": names} if names else {"tools": "none"}
+    if not names:
+        return {"tools": "none"}
+    only = {"tools": ["usual"], "__prompts__": {"tools": {"usual": names}}}  # if it is asked at all
+    return only | {"_tools": names}
 
 
 def _choice(key: str, value: str, choices: dict[str, object]) -> object:
