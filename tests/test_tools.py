@@ -122,6 +122,20 @@ def test_a_tool_imports_from_those_alone_that_it_is_listed_to_need():
         assert {*found} <= tools.with_needs(PROJECT, [name]), name
 
 
+def test_tests_of_a_tool_name_the_others_whose_options_they_try_and_are_skipped_without_them():
+    owners = {option: name for name in tools.offered(PROJECT) for option in options_of(name)}
+    for name in tools.offered(PROJECT):
+        for path in tools.there(PROJECT)[name].glob("tests/*.py"):
+            text = path.read_text(encoding="utf-8")
+            knobs = re.findall(r"\b([a-z]+__\w+)=", text)
+            tried = {f"--{knob.replace('__', '.').replace('_', '-')}" for knob in knobs}
+            for option in tried & owners.keys():
+                owner = owners[option]
+                words = owner, owner.replace("_", "-"), option[2:].replace("-", "_")
+                is_named = re.search(rf"\b({'|'.join(words)})\b", text)
+                assert is_named or owner in tools.with_needs(PROJECT, [name]), (path, option)
+
+
 def test_adding_every_tool_to_few_gives_all_and_removing_them_gives_few(render, tmp_path):
     project = shutil.copytree(render(tools="few"), tmp_path / "project")
     few = files_of(project)

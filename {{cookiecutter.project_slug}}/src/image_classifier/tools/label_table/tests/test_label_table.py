@@ -290,6 +290,7 @@ def test_a_missing_file_is_named_with_its_row_unless_it_may_be_skipped(flat, tmp
         UserError, match=r"line 14: there is no file '.*/train/bee/99\.jpg'; .* 2 of"
     ):
         open_dataset(config.data, "train")
+    pytest.importorskip("image_classifier.tools.skip_bad_images")
     skipping = changed(config, data__on_bad_image="skip").data
     assert len(open_dataset(skipping, "train")) == 14
 

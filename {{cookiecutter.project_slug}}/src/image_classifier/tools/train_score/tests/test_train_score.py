@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import Shown, changed, logged
+from conftest import Shown, changed, logged, mixed
 from safetensors.torch import load_file
 
 from image_classifier.data import DATASETS, EvalData, Source
@@ -20,7 +20,7 @@ from image_classifier.train import train
 
 @pytest.mark.usefixtures("train_scores")
 def test_each_evaluation_scores_training_images_by_the_weights_it_evaluates(config, monkeypatch):
-    config = changed(config, optim__ema_decay=0.5, augment__mixup=1.0)
+    config = changed(config, optim__ema_decay=0.5, **mixed(mixup=1.0))
     expected = []
 
     def compared(model, sample, *how):
