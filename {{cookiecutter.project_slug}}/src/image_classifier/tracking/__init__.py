@@ -4,7 +4,7 @@ A tracker of yours needs `Tracker`, `Knobs` and `PROJECT`, the name that groups 
 observer `Observer`, `Setup`, `Speed` and `Result`; a watcher `Setup`. All of them are tools.
 """
 
-from .checks import blank_logits, check_setup, only_logits
+from .checks import blank_logits, check_same_classes, check_setup, only_logits
 from .logger import RunLogger
 from .observers import Observer, Result, Setup, Speed, open_observers
 from .trackers import PROJECT, Knobs, Metrics, Tracker

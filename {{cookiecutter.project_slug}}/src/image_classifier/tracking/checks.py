@@ -24,20 +24,20 @@ def check_setup(setup: Setup) -> None:
     chosen_trackers(setup.config.run.trackers)
     if not setup.config.epochs and not functions("head", "fit_head"):
         raise UserError("--epochs 0 needs a tool that is not here: pretuned add linear-probe")
-    check_same_classes(setup.train_data.source, setup.val_data.source)
+    check_same_classes(setup.train_data.source, setup.val_data.source, "validation")
     check_logits(setup.config, setup.model, setup.train_data.num_classes)
     check_best_by(setup.config.run.best_by, setup.val_data.source)
 
 
-def check_same_classes(train: Source, val: Source) -> None:
+def check_same_classes(train: Source, other: Source, split: str) -> None:
     """Both splits have the same classes, and each label is the number of one."""
-    if train.classes != val.classes:
+    if train.classes != other.classes:
         raise UserError(
-            f"the classes of the validation images ({some(val.classes)}) differ from those of the "
+            f"the classes of the {split} images ({some(other.classes)}) differ from those of the "
             f"training images ({some(train.classes)}): give both splits the same classes"
         )
     train.check_labels("training")
-    val.check_labels("validation")
+    other.check_labels(split)
 
 
 def check_logits(config: Config, model: nn.Module, num_classes: int) -> None:

@@ -6,14 +6,13 @@ from math import sqrt
 from pathlib import Path
 
 from ...data import EvalData
-from ...errors import UserError
 from ...evaluate import Scores, evaluate
 from ...metrics import phrase
-from ...runtime.console import say, some
+from ...runtime.console import say
 from ...runtime.distributed import World
 from ...runtime.files import read_rows, write_json
 from ...tasks import metric_of
-from ...tracking import Observer, Result, Setup
+from ...tracking import Observer, Result, Setup, check_same_classes
 
 NORMAL = 1.96  # standard deviations of an interval of 95 %
 
@@ -36,12 +35,7 @@ def open_observer(setup: Setup) -> Observer:
     how = {"task": train.task, "mean_std": (train.mean, train.std), "classes": train.classes}
     batch_size = setup.val_data.batch_size  # for which there is memory
     images = EvalData(config.data, "test", world, config.run, batch_size, **how)
-    if images.source.classes != train.classes:
-        raise UserError(
-            f"the classes of the test images ({some(images.source.classes)}) differ from those of "
-            f"the training images ({some(train.classes)})"
-        )
-    images.source.check_labels("test")
+    check_same_classes(train, images.source, "test")
     val = setup.val_data.source
     is_seen = val.is_test or val.has_same_images(images.source)  # as CIFAR's, which validate too
     chosen = "by which best.pt was chosen" if is_seen else "by which nothing was chosen"
