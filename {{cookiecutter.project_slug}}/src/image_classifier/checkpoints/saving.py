@@ -176,8 +176,8 @@ class Checkpoints(AbstractContextManager):
         if saved["fingerprint"] != self.identity["fingerprint"]:
             raise self.refusal(difference(saved["fingerprint"], self.identity["fingerprint"]))
         for name in ("mean", "std"):
-            if (was := list(saved[name])) != (now := self.identity[name]):
-                raise self.refusal(f"it normalized with a {name} of {was}, not of {now}")
+            if list(saved[name]) != (now := self.identity[name]):
+                raise self.refusal(f"it normalized with a {name} of {saved[name]}, not of {now}")
         if saved.get("teacher", "") != self.identity["teacher"]:
             raise self.refusal("the file of its teacher was replaced", True)
         # Rank 0 looks at the files.
