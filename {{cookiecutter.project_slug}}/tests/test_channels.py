@@ -34,7 +34,9 @@ from image_classifier.checkpoints.pretrained import (
 )
 from image_classifier.config import (
     AugmentConfig,
+    Config,
     ModelConfig,
+    RunConfig,
 )
 from image_classifier.data import (
     decode,
@@ -278,8 +280,17 @@ def test_images_of_other_channels_are_not_normalized_as_those_of_the_weights(tmp
     about |= {"mean": "[0.1, 0.2, 0.3]", "std": "[0.4, 0.5, 0.6]"}
     path = tmp_path / "w.safetensors"
     save_file(build_model(name, 2, 32).state_dict(), path, about)
-    found = [load_pretrained(str(path), "resnet9", CPU, None, channels) for channels in (3, 1)]
+    config = Config(run=RunConfig(init_from=str(path)))
+    found = [load_pretrained(changed(config, data__channels=n), CPU) for n in (3, 1)]
     assert [weights.mean_std for weights in found] == [((0.1, 0.2, 0.3), (0.4, 0.5, 0.6)), None]
+
+
+def test_images_of_16_bits_are_not_normalized_as_a_library_normalizes_those_of_8(tmp_path):
+    path = tmp_path / "w.safetensors"
+    save_file({"w": torch.ones(2)}, path)
+    config = Config(run=RunConfig(init_from=str(path)), model=ModelConfig(name="resnet18"))
+    found = [load_pretrained(changed(config, data__bits=bits), CPU) for bits in (8, 16)]
+    assert [weights.mean_std and weights.mean_std[0][0] for weights in found] == [0.485, None]
 
 
 def test_deep_images_are_normalized_by_their_range():

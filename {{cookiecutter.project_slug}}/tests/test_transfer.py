@@ -37,7 +37,7 @@ DONOR = build_model(SMALL, len(CLASSES), 32)  # of the weights
 
 def load(path, name="resnet9"):
     """The weights in a file, for a model of that name."""
-    return load_pretrained(str(path), name, World(torch.device("cpu")))
+    return load_pretrained(changed(Config(), run__init_from=str(path), model__name=name), CPU)
 
 
 def by_torchvisions_script(weights, path):
@@ -186,13 +186,6 @@ def test_without_a_tool_that_fits_it_a_new_last_layer_begins_at_zero(
 def test_a_run_that_has_made_no_step_begins_with_its_pretrained_weights_again(tmp_path):
     save_file({"w": torch.ones(2)}, tmp_path / "w.safetensors")
     saved = {"mean": [0.5] * 3, "std": [0.5] * 3}
-    found = [
-        load_pretrained(
-            str(tmp_path / "w.safetensors"),
-            Config().model.name,
-            CPU,
-            saved | {"state": {"step": step}},
-        )
-        for step in (0, 1)
-    ]
+    config = changed(Config(), run__init_from=str(tmp_path / "w.safetensors"))
+    found = [load_pretrained(config, CPU, saved | {"state": {"step": step}}) for step in (0, 1)]
     assert [[*one.weights] for one in found] == [["w"], []]

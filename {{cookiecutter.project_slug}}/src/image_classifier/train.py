@@ -44,9 +44,7 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
     with join_world(config.compute, run.timeout_seconds) as world, open_run(config, world):
         reproducibility = seed_everything(config.seed, config.deterministic, world.device)
         saved = world.read_once(lambda: read_newest(run, world))  # the checkpoint to resume from
-        pretrained = load_pretrained(
-            run.init_from, config.model.name, world, saved, config.data.channels
-        )
+        pretrained = load_pretrained(config, world, saved)
 
         # Pretrained weights want images normalized as those that they were trained on.
         train_data = TrainData(config, world, pretrained.mean_std)
@@ -159,9 +157,8 @@ class Training:
                 network.compile(dynamic=False)  # for each of a few sizes of images
         self.parallel.shard(self.networks, self.precision)
         optimizer = self.parallel.own(build_optimizer(optim, self.model))
-        best_by = self.config.run.best_by
         self.state = TrainState(
-            self.model, optimizer, self.precision, ema, optim.ema_decay, best_by
+            self.model, optimizer, self.precision, ema, optim.ema_decay, self.config.run.best_by
         )
         set_training(self.model, optim)
         self.ddp_model = self.parallel.wrap(self.model)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
+from ..config import Config
 from ..errors import UserError
 from ..extensions import functions
 from ..models import HAS_AUX, find_head, find_heads, find_library, load_weights, published_weights
@@ -98,17 +99,19 @@ def adapt_channels(weights: dict[str, Tensor], model: nn.Module) -> tuple[str, .
 
 
 def load_pretrained(
-    init_from: str, name: str, world: World, saved: dict[str, Any] | None = None, channels: int = 3
+    config: Config, world: World, saved: dict[str, Any] | None = None
 ) -> PretrainedWeights:
-    """The weights for the model `name` that `init_from` names, in host memory; none if it is empty.
+    """The weights that `--run.init-from` names, in host memory; none if it is empty.
 
     Of the checkpoint `saved`, from which the run resumes, only the normalization counts; nothing of
-    one from before the first step, which is made again. That of images of other than `channels`
-    does not.
+    one from before the first step, which is made again. That of images of other channels does not,
+    nor a library's, of 8 bits, for those of 16.
 
     Raises:
         UserError: if there is no such file, or it holds anything but weights.
     """
+    name = config.model.name
+    init_from = config.run.init_from
     if not init_from:
         return PretrainedWeights("random weights")
     if saved is not None and saved["state"]["step"]:
@@ -119,8 +122,8 @@ def load_pretrained(
     else:
         found = read_weights(best_checkpoint(init_from))
     found = replace(found, weights=unwrapped(found.weights))
-    mean_std = found.mean_std or usual_normalization(name)
-    is_for_them = mean_std is not None and len(mean_std[0]) == channels
+    mean_std = found.mean_std or (usual_normalization(name) if config.data.bits == 8 else None)
+    is_for_them = mean_std is not None and len(mean_std[0]) == config.data.channels
     return replace(found, mean_std=mean_std if is_for_them else None)
 
 

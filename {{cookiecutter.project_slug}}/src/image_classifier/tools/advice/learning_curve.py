@@ -87,8 +87,7 @@ def features_of(config: Config, world: World) -> Images:
         UserError: if a class has no training image.
     """
     seed_everything(config.seed, config.deterministic, world.device)
-    channels = config.data.channels
-    pretrained = load_pretrained(config.run.init_from, config.model.name, world, channels=channels)
+    pretrained = load_pretrained(config, world)
     data = TrainData(config, world, pretrained.mean_std)
     config, _ = settle(config, data, world)
     training = Training(config, world, data, config.data.batch_size)

@@ -94,8 +94,7 @@ def geometric_lrs(low: float, high: float, steps: int) -> list[float]:
 def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
     """Train one step with each of `lrs`, and return the losses up to where it diverges."""
     seed_everything(config.seed, config.deterministic, world.device)
-    channels = config.data.channels
-    pretrained = load_pretrained(config.run.init_from, config.model.name, world, channels=channels)
+    pretrained = load_pretrained(config, world)
     data = TrainData(config, world, pretrained.mean_std)
     config, _ = settle(config, data, world)
     micro_batch = MicroBatch(config, world)

@@ -42,9 +42,7 @@ def preview(config: Config, columns: int, rows: int) -> Path:
     path = Path(config.run.dir, "preview.png")
     with join_world(config.compute, config.run.timeout_seconds) as world, open_run(config, world):
         seed_everything(config.seed, config.deterministic, world.device)
-        pretrained = load_pretrained(
-            config.run.init_from, config.model.name, world, channels=config.data.channels
-        )
+        pretrained = load_pretrained(config, world)
         train_data = TrainData(config, world, pretrained.mean_std)
         with closing(train_data):
             titles, images = seen(config, world, train_data, columns, rows)

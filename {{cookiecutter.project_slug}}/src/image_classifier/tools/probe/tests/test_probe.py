@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import logged
+from conftest import changed, logged
 from safetensors.torch import save_file
 
 from image_classifier import train as train_module
@@ -87,7 +87,7 @@ def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(
     # Fine-tuning begins with its head.
     best = load_best(folder / "checkpoints/best.pt")
     begun = build_model(best.config.model, 2, 32)
-    weights = load_pretrained(str(best.path), best.config.model.name, world)
+    weights = load_pretrained(changed(best.config, run__init_from=str(best.path)), world)
     assert "new" not in weights.load_into(begun, ("ant", "bee"))
     head = find_head(begun)[0]
     assert begun.state_dict()[f"{head}.weight"].equal(best.weights[f"{head}.weight"])

