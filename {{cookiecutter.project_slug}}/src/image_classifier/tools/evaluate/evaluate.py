@@ -23,6 +23,9 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         data = loaded.config.data
         if root and (split := split_of(root, split, loaded)) == ALL:
             data = replace(data, limit=0, cache="")  # there is a list of others to leave out
+        labels = getattr(data, "labels", "")  # a table
+        if root and labels and Path(labels).is_relative_to(data.root):  # the other has its own
+            data = replace(data, labels=str(Path(root, Path(labels).relative_to(data.root))))
         data = replace(data, root=root or data.root)
         own = RunConfig(dir=run if Path(run).is_dir() and not root else "")
         images = loaded.open_images(split, world, own, data)
@@ -31,9 +34,8 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
             for note in images.source.notes:
                 print(note)
             print(scores.text(metric_of(loaded.config), loaded.decision))
-            which = f"{len(images):,} {split} images"
-            if split == ALL:
-                which = f"all {len(images):,} images in {root!a}"
+            whole = f"all {len(images):,} images in {root!a}"
+            which = whole if split == ALL else f"{len(images):,} {split} images"
             print(f"{which}, weights {loaded.origin} from {str(loaded.path)!a}")
     return scores
 

@@ -4,12 +4,13 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import changed, on_deep, run_ranks
+from conftest import changed, on_deep, run_ranks, write_photo
 
 from image_classifier.checkpoints import loaded as loaded_model
 from image_classifier.checkpoints.reading import (
@@ -165,6 +166,24 @@ def test_lists_of_the_training_images_are_not_of_another_folder(on_photos, photo
     found = evaluated(config.run.dir, new)
     assert (len(found.source), found.num_unread) == (12, 1)
     assert not (tmp_path / "run" / "bad_images.txt").exists()
+
+
+def test_another_folder_is_scored_by_the_table_that_is_in_it(on_photos, tmp_path, monkeypatch):
+    pytest.importorskip("image_classifier.tools.label_table")
+    monkeypatch.chdir(tmp_path)
+    for folder, names in (("photos", ("ant", "bee")), ("new", ("bee", "ant"))):
+        rows = ["path,label,split"]
+        for number in range(12):
+            write_photo(tmp_path / folder / f"{number}.jpg", number)
+            rows.append(f"{number}.jpg,{names[number % 2]},{'val' if number > 7 else 'train'}")
+        (tmp_path / folder / "labels.csv").write_text("\n".join(rows))
+    table = {"data__root": "photos", "data__labels": "photos/labels.csv", "run__dir": "run"}
+    train(changed(on_photos, data__batch_size=4, data__limit=0, epochs=1, **table))
+    source = evaluate_run("run", "val", "new", ComputeConfig(device="cpu")).predictions.source
+    assert source.labels.tolist() == [1, 0, 1, 0]
+    Path("new/labels.csv").unlink()
+    with pytest.raises(UserError, match=r"--data.labels 'new/labels.csv': there is no such file"):
+        evaluate_run("run", "val", "new", ComputeConfig(device="cpu"))
 
 
 def test_a_wrapper_of_the_classes_is_refused_with_the_flag_of_this_command(
