@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from math import sqrt
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -15,13 +14,13 @@ from ...runtime.files import write_whole
 from ..export.export import Reference, replacing, verify
 from ..export.export_graph import ExportModule
 from ..export.formats import FORMATS, Predict
+from ..statistics.statistics import Mean, by_images
 from .exports import EdgeOptions
 from .variants import Files, half_onnx, int8_onnx, onnx_predict, openvino
 
 BATCH = 32  # images in the batches that are timed
 ROUNDS, SECONDS = 5, 0.2  # of timing: each file has its turn in each round
 ALIKE = 0.05  # by so much a probability may differ between an image alone and in a batch
-NORMAL = 1.96  # standard deviations: 95 % of a normal distribution
 
 
 class Comparison(NamedTuple):
@@ -30,16 +29,21 @@ class Comparison(NamedTuple):
     same: int  # images with the answer of the model
     count: int
     accuracy: float  # top-1; of several labels, the share of images with all of them right
-    change: float  # of the accuracy
-    margin: float  # of the 95 % interval of the change
+    change: Mean  # of the accuracy
     batch: float  # largest difference of a probability between an image alone and in a batch
 
     def __str__(self) -> str:
         """It in words."""
         return (
             f"the same answer for {self.same:,} of {self.count:,} images, "
-            f"accuracy {self.accuracy:.2%} ({self.change:+.1%} ± {self.margin:.1%})"
+            f"accuracy {self.accuracy:.2%} ({self.change_text})"
         )
+
+    @property
+    def change_text(self) -> str:
+        """The change of the accuracy, and half of its interval."""
+        reach = (self.change.high - self.change.low) / 2
+        return f"{self.change.mean:+.1%} ± {reach:.1%}"
 
 
 class Row(NamedTuple):
@@ -118,31 +122,17 @@ def compare(predict: Predict, reference: Reference) -> Comparison:
     is_same &= found.isfinite().all(1)  # what is not a number is no answer
     counted, right = reference.counted_and_correct(found)
     _, was_right = reference.counted_and_correct(reference.probabilities)
-    change, margin = paired_change(
-        int((right & ~was_right).sum()), int((was_right & ~right).sum()), int(counted.sum())
-    )
+    lost = int((was_right & ~right).sum())
+    gained = int((right & ~was_right).sum())
     in_batch = reference.to_probabilities(predict(reference.batch))
     alone = found[torch.arange(len(in_batch)) % count]
     return Comparison(
         int(is_same.sum()),
         count,
         float(right.sum() / counted.sum()),
-        change,
-        margin,
+        by_images(lost, gained, int(counted.sum())),
         float((in_batch - alone).abs().max()),
     )
-
-
-def paired_change(gained: int, lost: int, count: int) -> tuple[float, float]:
-    """The change of an accuracy, and the margin of its 95 % interval.
-
-    `gained` and `lost` of `count` images are right only now, or only before. Adjusted for few of
-    them, so that none is no certainty: https://doi.org/10.1002/sim.1781
-    """
-    total = count + 2
-    difference = (gained - lost) / total
-    variance = ((gained + lost + 1) / total - difference**2) / total
-    return (gained - lost) / count, NORMAL * sqrt(variance)
 
 
 def print_table(rows: list[Row], reference: Reference) -> None:
@@ -163,7 +153,7 @@ def print_table(rows: list[Row], reference: Reference) -> None:
         found = row.comparison
         print(
             f"{row.name:<{width}}  {row.size / 1e6:>7,.1f}  {found.accuracy:>8.2%}  "
-            f"{found.change:+.1%} ± {found.margin:.1%}  {found.same:>5,}/{found.count:<5,}  "
+            f"{found.change_text}  {found.same:>5,}/{found.count:<5,}  "
             f"{median(alone):>11,.1f}  {median(together):>7,.1f}"
         )
 
