@@ -122,7 +122,7 @@ def test_a_tool_imports_from_those_alone_that_it_is_listed_to_need():
         assert {*found} <= tools.with_needs(PROJECT, [name]), name
 
 
-def test_tests_of_a_tool_name_the_others_whose_options_they_try_and_are_skipped_without_them():
+def test_tests_of_a_tool_name_the_other_tools_whose_options_they_try():
     owners = {option: name for name in tools.offered(PROJECT) for option in options_of(name)}
     for name in tools.offered(PROJECT):
         for path in tools.there(PROJECT)[name].glob("tests/*.py"):

@@ -263,8 +263,11 @@ def _named_tools(names: str) -> dict[str, object]:
     tools.chosen(tools.TEMPLATE, "none", names)  # refuses those that there are not
     if not names:
         return {"tools": "none"}
-    only = {"tools": ["usual"], "__prompts__": {"tools": {"usual": names}}}  # if it is asked at all
-    return only | {"_tools": names}
+    return {
+        "tools": ["usual"],  # where the question is asked: the only choice, shown as the names
+        "__prompts__": {"tools": {"usual": names}},
+        "_tools": names,
+    }
 
 
 def _choice(key: str, value: str, choices: dict[str, object]) -> object:

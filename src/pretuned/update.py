@@ -460,7 +460,7 @@ def base_of(repository: Repository, base: str, new: Files, version: str, answers
             )
         made = blobs
     mine = repository.files("HEAD:./")
-    lacking = made.keys() - mine.keys()  # by git; where they are there, no owner deleted them
+    lacking = made.keys() - mine.keys()  # in git; one that is in the folder is not deleted
     repository.check_not_ignored(path for path in lacking if (repository.project / path).exists())
     modes = {path: file.mode for path, file in (mine | new).items()}
     files = {path: File(modes.get(path, "100644"), blob) for path, blob in made.items()}

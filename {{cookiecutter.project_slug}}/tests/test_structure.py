@@ -156,7 +156,9 @@ def skip_if_changed(patches):
     manifest = PROJECT / ".pretuned.json"  # what was made; the template itself has none
     if not manifest.exists():
         return
-    made = json.loads(manifest.read_text()).get("files", {})  # where git names them by SHA-1
+    made = json.loads(manifest.read_text()).get("files")
+    if made is None:
+        pytest.skip("the manifest names files by SHA-256")
     for name in re.findall(r"^\+\+\+ b/(.*)", patches, re.MULTILINE):
         path = PROJECT / name
         content = path.read_bytes() if path.exists() else b""

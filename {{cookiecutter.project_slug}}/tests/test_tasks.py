@@ -4,6 +4,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import nn
 from torch.nn.functional import one_hot
 from torch.testing import assert_close
 
+from image_classifier.checkpoints import LoadedModel
 from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.checkpoints.state import TrainState
 from image_classifier.config import (
@@ -229,6 +231,9 @@ def test_a_model_knows_the_classes_of_other_images_by_their_names(labels, monkey
     classes = ("ant", "bee", "cat")
     found = EvalData(DataConfig("own"), "val", World(torch.device("cpu")), classes=classes)
     assert (found.source.classes, found.labels.tolist()) == (classes, [2, 0, 0])
+    # As `export` and others ask a trained model.
+    model = SimpleNamespace(classes=classes, config=Config(), path="")
+    assert LoadedModel.check_images(model, source, "val").labels.tolist() == [2, 0, 0]
 
 
 @pytest.mark.parametrize(

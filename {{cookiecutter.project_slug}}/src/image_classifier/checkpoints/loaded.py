@@ -68,14 +68,14 @@ class LoadedModel(Best):
         Raises:
             UserError: if not.
         """
-        source = source.numbered(self.classes, split)
+        source = source.fitted(self.config.model.task, split, self.classes)
         if source.classes != self.classes:
             raise UserError(
                 f"{str(self.path)!a} knows the classes {some(self.classes)}, which are "
                 f"not those of the images: {some(source.classes)}"
             )
         source.check_labels(split)
-        return source.fitted(self.config.model.task, split)
+        return source
 
 
 def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:

@@ -21,7 +21,7 @@ from ..runtime.files import about_tensors, open_tensors
 from ..runtime.run_dir import best_checkpoint
 from .reading import Colors, check_images, check_weights, first_reason, parse_checkpoint, read_file
 
-PUBLISHED = "pretrained"  # in place of a file: torchvision's own weights
+PUBLISHED = "pretrained"  # in place of a file: what the library of the model publishes
 # Where the training scripts of timm and torchvision keep weights in a checkpoint; averages first.
 ENTRIES = ("state_dict_ema", "model_ema", "state_dict", "model")
 WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DDP and of averaged weights; of torch.compile
@@ -104,8 +104,8 @@ def load_pretrained(
     """The weights that `--run.init-from` names, in host memory; none if it is empty.
 
     Of the checkpoint `saved`, from which the run resumes, only the normalization counts; nothing of
-    one from before the first step, which is made again. That of images of other channels does not,
-    nor a library's, of 8 bits, for those of 16.
+    one from before the first step, which is made again. A normalization of other channels is left
+    out, as is a library's, of 8 bits, where images have 16.
 
     Raises:
         UserError: if there is no such file, or it holds anything but weights.

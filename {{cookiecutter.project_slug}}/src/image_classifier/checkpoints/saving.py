@@ -297,9 +297,9 @@ class Checkpoints(AbstractContextManager):
         """
         self.wait()
         self.world.all_true(True)  # no rank leaves earlier: its end might kill rank 0
-        last = f"saved {self.last} at step {step} of {total_steps}"
-        how = f"the same command{', without --run.fresh,' * self.run.fresh}"
-        return f"{last}; run {how} to resume" if self.world.is_main else ""
+        how = f"run the same command{', without --run.fresh,' * self.run.fresh} to resume"
+        said = f"saved {self.last} at step {step} of {total_steps}; {how}"
+        return said if self.world.is_main else ""
 
     def __exit__(self, *error: object) -> None:
         """Finish the save that is under way."""

@@ -66,7 +66,7 @@ def open_source(
             another machine has other images.
     """
     with world.local_main_first(f"opening the {split} images"):
-        source = open_dataset(data, split).numbered(classes, split).fitted(task, split, classes)
+        source = open_dataset(data, split).fitted(task, split, classes)
     if world.size > world.local_size and not world.is_same(crc32(source.fingerprint().encode())):
         raise UserError(
             f"{split}: the {len(source):,} images on {gethostname()} are not those of another: "

@@ -305,8 +305,7 @@ class RunLogger:
         path = self.folder / "metrics.jsonl"
         end = path.stat().st_size if path.exists() else 0
         place = {"step": step, "epoch": round(step / self.steps_per_epoch, 4)}
-        row = joined("metric", place, metrics)
-        self.unwritten.append(json.dumps(row))
+        self.unwritten.append(json.dumps(joined("metric", place, metrics)))
         try:
             append_lines(path, self.unwritten)
         except OSError as error:

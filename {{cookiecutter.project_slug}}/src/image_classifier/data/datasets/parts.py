@@ -126,8 +126,7 @@ def are_for_val(hashes: np.ndarray, labels: np.ndarray, data: DataConfig) -> np.
         return is_val
     has = labels == 1
     for number in np.flatnonzero(has.any(0) & ~has[~is_val].any(0)):
-        own = np.flatnonzero(has[:, number])
-        is_val[hashes == hashes[own].min()] = False
+        is_val[hashes == hashes[has[:, number]].min()] = False
     return is_val
 
 

@@ -125,11 +125,13 @@ class Source:
         return replace(self, labels=labels, classes=classes, notes=(*self.notes, *notes))
 
     def fitted(self, task: str, split: str, classes: tuple[str, ...] = ()) -> "Source":
-        """With labels as the task has them: a row for each image, or numbers: those of `classes`.
+        """With labels as the task has them, rows or numbers: those of `classes`, if there are any.
 
         Raises:
             UserError: if the task is one label of each image, but some have not exactly one.
         """
+        if classes:  # a source may have numbers now, or once it is fitted
+            return self.numbered(classes, split).fitted(task, split).numbered(classes, split)
         if task == self.task:
             return self
         self.check_labels(split)
@@ -145,7 +147,7 @@ class Source:
                     f"exactly one label, such as {self.name(first)!a} ({own or 'none'}): mend the "
                     f"labels, or set --model.task multi-label{''.join(map('; {}'.format, notes))}"
                 )
-            return replace(self, labels=self.labels.argmax(1)).numbered(classes, split)
+            return replace(self, labels=self.labels.argmax(1))
         note = f"{split}: no image has several labels, as a|b in a table: {some(self.classes, 5)}"
         labels = torch.zeros((len(self), len(self.classes)), dtype=torch.int8)
         labels.scatter_(1, self.labels[:, None], 1)

@@ -143,11 +143,11 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     cost = partial(cross_entropy if is_one else binary_cross_entropy_with_logits, reduction="sum")
     own = labels[known] if is_one else labels[known].double()
     any_label = torch.full_like(unknown, 1 / logits.shape[1] if is_one else 0.5)
+    logits = logits[known]
 
     def loss(log_temperature: float) -> float:
         temperature = math.exp(log_temperature)
-        found = cost(logits[known] / temperature, own) + cost(unknown / temperature, any_label)
-        return found.item()
+        return (cost(logits / temperature, own) + cost(unknown / temperature, any_label)).item()
 
     return math.exp(minimize_scalar(loss, bounds=[*map(math.log, LIMITS)], method="bounded").x)
 

@@ -1,4 +1,4 @@
-"""The section "I don't know" of the page of a run."""
+"""The section "I don't know" of a run's page, and a warning where best.pt never abstains."""
 
 from types import ModuleType
 
@@ -11,7 +11,7 @@ from .decision import calibrated, ends_of_equals, tell_decision
 
 
 def open_observer(setup: Setup) -> Observer:
-    """Add the section to the page; say where best.pt was scored before it was to abstain."""
+    """Add the section to the page; warn if best.pt was scored before the run was to abstain."""
     wish = setup.config.run.error_cost or setup.config.run.min_precision
 
     def conclude(result: Result) -> str:

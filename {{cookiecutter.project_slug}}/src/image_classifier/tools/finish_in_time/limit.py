@@ -37,7 +37,7 @@ class Deadline:
 
     @property
     def seconds(self) -> float:
-        """How long the run took until now, all its starts together: once it is done, all of it."""
+        """How long all starts of the run took until now; once it is done, at least the limit."""
         spent = self.seconds_before + seconds_since_start()
         return max(spent, self.limit) if self.message else spent
 

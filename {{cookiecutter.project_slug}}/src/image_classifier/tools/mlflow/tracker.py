@@ -95,5 +95,6 @@ def one_at_a_time(make: Callable[[], T], place: Path) -> T:
             except UserError:
                 time.sleep(POLL_SECONDS)
         made = make()
-    path.unlink(missing_ok=True)  # who still waits for it finds all tables
+    with suppress(OSError):  # Windows keeps what another has open
+        path.unlink()  # who still waits for it finds all tables
     return made

@@ -16,7 +16,7 @@ from ...runtime.files import lock_file
 
 # What tells a process that it is a rank or an attempt of another run.
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RUN_", "TORCHELASTIC_")
-# The run gets SIGTERM if its parent dies, so it saves. Its ranks, of the same words, have RANK.
+# A run whose parent dies gets SIGTERM and saves. Its ranks, started with the same words, have RANK.
 PROGRAM = """
 import os, signal, sys
 from {package}.cli import main

@@ -63,15 +63,16 @@ def open_groups(folders: Sequence[str]) -> dict[str, Group]:
         group = {run.seed: run for run in sorted(runs, key=lambda run: run.seed)}
         groups[chr(ord("A") + number) if number < 26 else str(number + 1)] = group
         for run in runs:
-            twin = group[run.seed]
-            odd = [k for k, value in run.knobs.items() if value != runs[0].knobs.get(k)]
-            why = [f"both have --seed {run.seed}"] * (twin is not run)
-            why += [f"differ in {knob}" for knob in odd if not knob.startswith(OF_MACHINE)]
+            other = group[run.seed]
+            why = f"both have --seed {run.seed}: leave one of them out (folds can't be compared)"
+            if other is run:
+                other = runs[0]
+                odd = [k for k, value in run.knobs.items() if value != other.knobs.get(k, value)]
+                odd = [knob for knob in odd if not knob.startswith(OF_MACHINE)]
+                why = f"differ in {odd[0]}: name the runs of one recipe" if odd else ""
             if why:
-                other = runs[0] if twin is run else twin
                 raise UserError(
-                    f"{str(other.folder)!a} and {str(run.folder)!a} are in one group, and "
-                    f"{why[0]}: leave one of them out (folds can't be compared)"
+                    f"{str(other.folder)!a} and {str(run.folder)!a} are in one group, and {why}"
                 )
     return groups
 

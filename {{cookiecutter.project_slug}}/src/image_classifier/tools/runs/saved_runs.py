@@ -179,8 +179,7 @@ def best_of(
         return named[0]
     slack = find_metric(metric).slack(count)
     scores = [better(metric) * row[f"val/{metric}"] for row in rows]
-    latest = max(n for n, score in enumerate(scores) if max(scores) - score <= slack)
-    return rows[latest]
+    return rows[max(n for n, score in enumerate(scores) if max(scores) - score <= slack)]
 
 
 def read_predictions(path: Path) -> SavedPredictions | None:

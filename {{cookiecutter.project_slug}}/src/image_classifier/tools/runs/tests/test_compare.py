@@ -236,7 +236,7 @@ def test_a_folder_that_still_has_runs_of_another_recipe_is_no_group(tmp_path, re
     for n in range(4):  # on another machine
         write_run(tmp_path / f"b/{n}", 910, seed=n, lr=0.3, precision=("fp32", "bf16")[n % 2])
     said = refusal("compare", tmp_path / "b", tmp_path / "a")
-    assert f"'{new[0]}' and '{old}' are in one group, and differ in optim.lr: leave one" in said
+    assert f"'{new[0]}' and '{old}' are in one group, and differ in optim.lr: name the" in said
 
 
 def test_what_a_last_layer_begins_with_is_part_of_a_recipe(tmp_path, capsys):
