@@ -13,7 +13,10 @@ import torch
 from conftest import answers_of, run_alone, tiny
 from conftest import start as start_process
 
-from image_classifier.tools.mlflow.tracker import one_at_a_time, open_tracker
+from image_classifier.tools.mlflow.tracker import (
+    one_at_a_time,
+    open_tracker,
+)
 from image_classifier.tracking import PROJECT
 from image_classifier.train import train
 

@@ -53,7 +53,8 @@ def test_a_run_in_workers_of_ray_survives_the_kill_of_one_and_learns_as_one_proc
 
 
 def test_a_time_limit_counts_from_the_start_of_a_worker(tmp_path, monkeypatch):
-    training = pytest.importorskip("image_classifier.tools.ray_train.ray_train")
+    name = "image_classifier.tools.ray_train.ray_train"
+    training = pytest.importorskip(name)
     monkeypatch.setenv(launch.BEGAN, "0")  # so that it is as before at the end
     monkeypatch.delenv(launch.BEGAN)
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,12 @@ from sklearn.datasets import load_sample_images
 from image_classifier.checkpoints.pretrained import (
     load_pretrained,
 )
-from image_classifier.config import ComputeConfig, Config, OptimConfig, RunConfig
+from image_classifier.config import (
+    ComputeConfig,
+    Config,
+    OptimConfig,
+    RunConfig,
+)
 from image_classifier.data import fit_square
 from image_classifier.evaluate import predict_logits
 from image_classifier.models import build_model
