@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 from conftest import PROJECT, ROOT, SMOKE, contents, git_until, pyproject, run, template
-from image_classifier.extensions import find_tools, flag
+from image_classifier.extensions import PLACES, find_tools, flag
 from image_classifier.runtime.command_line import all_presets
 
 from pretuned import cli, update
@@ -52,7 +52,7 @@ def options_of(name):
     module = find_tools("options").get(name.replace("_", "-"))
     sections = module.SECTIONS.items() if module else ()
     return {
-        f"--{section}.{flag(knob)}".replace("--.", "--")
+        f"--{PLACES.get(section, section)}.{flag(knob)}".replace("--.", "--")
         for section, part in sections
         for knob in part.__dataclass_fields__
     }
