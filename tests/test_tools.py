@@ -122,18 +122,38 @@ def test_a_tool_imports_from_those_alone_that_it_is_listed_to_need():
         assert {*found} <= tools.with_needs(PROJECT, [name]), name
 
 
+def parts_of_tests(name):
+    """Each test and fixture of a tool, with what the whole file is skipped without."""
+    for path in tools.there(PROJECT)[name].glob("tests/*.py"):
+        head, *parts = path.read_text(encoding="utf-8").split("\n\n\n")
+        of_all = "\n".join(re.findall(r".*skip.*", head))
+        yield from (f"{of_all}\n{part}" for part in parts)
+
+
 def test_tests_of_a_tool_name_the_other_tools_whose_options_they_try():
     owners = {option: name for name in tools.offered(PROJECT) for option in options_of(name)}
     for name in tools.offered(PROJECT):
-        for path in tools.there(PROJECT)[name].glob("tests/*.py"):
-            text = path.read_text(encoding="utf-8")
-            knobs = re.findall(r"\b([a-z]+__\w+)=", text)
+        for part in parts_of_tests(name):
+            knobs = re.findall(r"\b([a-z]+__\w+)", part)
             tried = {f"--{knob.replace('__', '.').replace('_', '-')}" for knob in knobs}
+            tried |= {*re.findall(r"--[a-z.-]+", part)}
+            others = re.sub(r"--[a-z.-]+|\b[a-z]+__\w+", "", part)
             for option in tried & owners.keys():
                 owner = owners[option]
-                words = owner, owner.replace("_", "-"), option[2:].replace("-", "_")
-                is_named = re.search(rf"\b({'|'.join(words)})\b", text)
-                assert is_named or owner in tools.with_needs(PROJECT, [name]), (path, option)
+                words = owner, owner.replace("_", "-"), option[2:].replace("-", "_"), "mixed"
+                is_named = re.search(rf"\b({'|'.join(words)})\b", others)
+                assert is_named or owner in tools.with_needs(PROJECT, [name]), (name, option, part)
+
+
+def test_tests_of_a_tool_ask_for_the_other_tools_whose_commands_they_run():
+    there = tools.there(PROJECT)
+    owners = {verb: name for name in tools.offered(PROJECT) for verb in tools.verbs(there[name])}
+    for name in tools.offered(PROJECT):
+        for part in parts_of_tests(name):
+            for verb in owners.keys() & {*re.findall(r'(?:main\(\[|refusal\()"([a-z-]+)"', part)}:
+                owner = owners[verb]
+                is_asked = f"tools.{owner}" in part or f'("command", "{verb}")' in part
+                assert is_asked or owner in tools.with_needs(PROJECT, [name]), (name, verb, part)
 
 
 def test_adding_every_tool_to_few_gives_all_and_removing_them_gives_few(render, tmp_path):

@@ -60,6 +60,7 @@ def test_each_image_is_validated_once(validate, photos, tmp_path, refusal, capsy
         assert main(validate) == 0
     assert capsys.readouterr().out.count("done before") == 2
     assert "confusion" not in json.loads((tmp_path / "runs" / "results.json").read_text())
+    pytest.importorskip(f"{TOOLS}.check")
     (tmp_path / "photos.cache").mkdir()
     (tmp_path / "photos.cache" / "quarantine.txt").write_text("ant/0.jpg\tblurred\n")
     validate += ["--data.cache", str(tmp_path / "photos.cache")]

@@ -57,10 +57,12 @@ def test_it_says_its_test_score_and_keeps_it_once(holding_out, capsys):
     rows = [row for row in logged(folder) if "test/top1" in row]
     assert [row["test/top1"] for row in rows] == [scores["test/top1"]]
     assert logged(folder)[-1] == rows[0]
+    pytest.importorskip("image_classifier.tools.report")
     assert "<h2>Test</h2><p>top-1" in (folder / "report.html").read_text()
 
 
 def test_it_is_the_score_that_evaluate_finds(holding_out, capsys):
+    pytest.importorskip("image_classifier.tools.evaluate")
     train(holding_out)
     capsys.readouterr()
     assert main(["evaluate", holding_out.run.dir, "--split", "test"]) == 0
@@ -105,6 +107,7 @@ def test_files_of_one_name_may_be_other_images(kind, is_copy, config, tmp_path, 
 
 def test_that_of_a_linear_probe_is_of_the_weights_that_it_leaves(holding_out, trained_once, capsys):
     pytest.importorskip("image_classifier.tools.linear_probe")
+    pytest.importorskip("image_classifier.tools.evaluate")
     best = str(trained_once / "checkpoints" / "best.pt")
     train(changed(holding_out, run__init_from=best, run__init_head="probe", epochs=0.0))
     capsys.readouterr()

@@ -17,8 +17,7 @@ from image_classifier.tools.near_duplicates.copies import (
     group_copies,
 )
 
-CHECK = "image_classifier.tools.check"
-checking = pytest.importorskip(f"{CHECK}.check")
+checking = pytest.importorskip("image_classifier.tools.check.check")
 
 PICTURE = "train/ant/0.jpg"
 

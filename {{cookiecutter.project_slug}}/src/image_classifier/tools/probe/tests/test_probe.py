@@ -26,7 +26,7 @@ from image_classifier.runtime.distributed import World
 
 features = find_tool("features", "linear-probe")
 pytestmark = pytest.mark.skipif(features is None, reason="needs the tool linear-probe")
-HEADS = ["last"] + ["layers"] * bool(find_tool("network", "head-layers"))
+HEADS = [()] + [("--model.head", "layers")] * bool(find_tool("network", "head-layers"))
 AIRBENCH = ["airbench"] * bool(find_tool("models", "cifar"))  # its head has no bias
 
 
@@ -64,8 +64,7 @@ def files(tmp_path):
 def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(
     name, sees, *, probe, files, photos, capsys
 ):
-    words = "--model.name", name, "--augment.tta", "flip", "--model.head", sees
-    folder = probe(files(name), *words)
+    folder = probe(files(name), "--model.name", name, "--augment.tta", "flip", *sees)
     said, (row,) = capsys.readouterr().out, logged(folder)
     assert json.loads((folder / "status.json").read_text())["state"] == "done"
     assert f"linear probe: top-1 {row['val/top1']:.2%}" in said

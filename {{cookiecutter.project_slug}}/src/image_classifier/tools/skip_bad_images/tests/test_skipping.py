@@ -144,6 +144,7 @@ class Spoilt(Dataset):
 
 
 def test_an_image_of_a_torch_dataset_is_listed_by_its_number(config, monkeypatch):
+    pytest.importorskip("image_classifier.tools.torch_dataset")
     monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: Spoilt())
     config = changed(config, data__name="mine", data__limit=0, data__batch_size=6, epochs=1)
     found = train(changed(config, data__on_bad_image="skip", model__width=8)).predictions
