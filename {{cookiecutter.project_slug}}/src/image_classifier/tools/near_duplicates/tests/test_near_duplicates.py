@@ -17,7 +17,7 @@ from image_classifier.tools.near_duplicates.copies import (
     group_copies,
 )
 
-checking = pytest.importorskip("image_classifier.tools.check.check")
+checks = pytest.importorskip("image_classifier.tools.check.check")
 
 PICTURE = "train/ant/0.jpg"
 
@@ -134,7 +134,7 @@ def test_a_chain_of_frames_is_no_group_of_copies():
 
 
 def test_without_this_tool_check_finds_files_with_the_same_bytes(root, monkeypatch):
-    monkeypatch.setattr(checking, "find_tool", lambda *_: None)
+    monkeypatch.setattr(checks, "find_tool", lambda *_: None)
     shutil.copy(root / PICTURE, root / "val/ant/same.jpg")
     with Image.open(root / PICTURE) as image:
         image.save(root / "val/bee/9.jpg", quality=50)
