@@ -1,6 +1,6 @@
 """Inject every fault, and write the table of tries and losses.
 
-python -m faults                      # all, into benchmarks/results/faults.json
+python -m faults                      # all into benchmarks/results/faults.json; or what is left
 python -m faults --short              # a few tries of each, printed
 python -m faults --only kill          # rows whose names hold a word, printed
 python -m faults --again worker       # rows whose names hold a word, in place of those in that file
@@ -11,9 +11,7 @@ import argparse
 import json
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
+import time
 from pathlib import Path
 
 from benchmarks import measurements
@@ -23,7 +21,7 @@ from .children import small, train_whole
 from .suites import tests_of
 from .table import Facts, Row, run_row
 
-AT_ONCE = 2  # rows: most are one process, which waits or computes on one core
+KEPT = ROOT / "build" / "faults.json"  # rows of a call that was interrupted
 # What keeps the promises.
 ABOUT = "augment checkpoints data evaluate models optim pace parallel precision runtime settle"
 ABOUT += " tracking train"
@@ -330,35 +328,46 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         train_whole(small(Path(scratch)))  # the first run has modules to compile: it tells no time
+    is_whole = not (options.short or options.only or options.again or options.tries or options.gpu)
+    before, results = kept() if is_whole else (0, {})
+    seconds = before
     rows = ON_GPU if options.gpu else ROWS
-    asked = {
-        number: options.tries or (row.short_tries if options.short else row.tries)
-        for number, row in enumerate(rows)
-        if (options.only or options.again) in row.fault
-    }
-    asked = {number: tries for number, tries in asked.items() if tries}
-    results = []
-    with ProcessPoolExecutor(1 if options.gpu else AT_ONCE, get_context("fork")) as pool:
-        for facts in pool.map(partial(measure, options.gpu), asked.keys(), asked.values()):
-            results.append(facts)
-            said = "{verdict:>12}  {seconds:4} s  {fault}: {seen}".format_map(facts)
-            print(said, flush=True)
-    if not (options.short or options.only or options.tries or options.gpu):
-        path = measurements.RESULTS / "faults.json"
-        if options.again:
-            replace_rows(path, results)
-        else:
-            about = "Faults that were injected into the generated project."
-            found = measurements.measured({}, {}) | {"faults": results}
-            measurements.write(path, "Faults", about, found)
-    return int(any(facts["verdict"] == "BROKEN" for facts in results))
+    for row in rows:
+        tries = options.tries or (row.short_tries if options.short else row.tries)
+        if not tries or (options.only or options.again) not in row.fault or row.fault in results:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            facts = run_row(row, Path(scratch), tries)
+        results[row.fault] = facts
+        seconds = before + round(time.monotonic() - measurements.STARTED)
+        print("{verdict:>12}  {seconds:4} s  {fault}: {seen}".format_map(facts), flush=True)
+        if is_whole:
+            keep(seconds, results)
+    path = measurements.RESULTS / "faults.json"
+    if options.again:
+        replace_rows(path, [*results.values()])
+    elif is_whole:
+        about = "Faults that were injected into the generated project."
+        found = {"seconds": seconds, "faults": [results[row.fault] for row in rows]}
+        measurements.write(path, "Faults", about, measurements.measured({}, {}) | found)
+        KEPT.unlink()
+    return int(any(facts["verdict"] == "BROKEN" for facts in results.values()))
 
 
-def measure(on_gpu: bool, number: int, tries: int) -> Facts:
-    """Run the row of this number, in a process that forks from one that has imported everything."""
-    row = (ON_GPU if on_gpu else ROWS)[number]
-    with tempfile.TemporaryDirectory() as scratch:
-        return run_row(row, Path(scratch), tries)
+def kept() -> tuple[int, dict[str, Facts]]:
+    """How long a call that was interrupted took, and its rows by their faults, if of this code."""
+    if not KEPT.exists():
+        return 0, {}
+    found = json.loads(KEPT.read_text(encoding="utf-8"))
+    is_same = found["digest"] == measurements.digest(Path(__file__))
+    return (found["seconds"], found["rows"]) if is_same else (0, {})
+
+
+def keep(seconds: int, rows: dict[str, Facts]) -> None:
+    """Keep the rows that are through for a call that goes on with the others."""
+    known = {"digest": measurements.digest(Path(__file__)), "seconds": seconds, "rows": rows}
+    KEPT.parent.mkdir(exist_ok=True)
+    KEPT.write_text(measurements.as_text(known), encoding="utf-8")
 
 
 def replace_rows(path: Path, results: list[Facts]) -> None:

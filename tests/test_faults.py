@@ -1,6 +1,9 @@
 """What docs/faults.md promises: a few tries, the table as it was measured, and tests by name."""
 
+import json
 import re
+import sys
+from importlib import import_module
 
 import pytest
 from conftest import PROJECT, ROOT, python
@@ -13,6 +16,34 @@ def test_what_is_injected_loses_nothing():
     said = python("-m", "faults", "--short", folder=ROOT, PYTHONPATH=str(ROOT))
     assert "BROKEN" not in said
     assert said.count("**kept**") >= 4
+
+
+def test_a_call_that_was_interrupted_goes_on_with_the_other_rows(tmp_path, monkeypatch):
+    main = import_module("faults.__main__")
+    tried = tmp_path / "tried"
+
+    def inject(name):
+        def note(_, tries):
+            with tried.open("a") as file:
+                file.write(name)
+            if name == "b" and tried.read_text().count("b") < 2:
+                raise KeyboardInterrupt
+            return f"{tries} tries"
+
+        return main.Row(name, "", note, 3, 1)
+
+    monkeypatch.setattr(main, "ROWS", [inject(name) for name in "abc"])
+    monkeypatch.setattr(main, "KEPT", tmp_path / "kept.json")
+    monkeypatch.setattr(main, "train_whole", lambda _: None)
+    monkeypatch.setattr(main.measurements, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", [main.__file__])
+    with pytest.raises(KeyboardInterrupt):
+        main.main()
+    assert not (tmp_path / "faults.json").exists()
+    assert main.main() == 0
+    assert tried.read_text() == "abbc"
+    found = json.loads((tmp_path / "faults.json").read_text())["faults"]
+    assert [(row["fault"], row["seen"]) for row in found] == [(name, "3 tries") for name in "abc"]
 
 
 def test_every_promise_of_the_table_was_kept():
