@@ -326,10 +326,11 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=0, help="of each row, in place of its own")
     parser.add_argument("--gpu", action="store_true", help="the rows for a GPU; writes nothing")
     options = parser.parse_args()
+    digest = measurements.digest(Path(__file__))  # of the code that runs, though it may change
     with tempfile.TemporaryDirectory() as scratch:
         train_whole(small(Path(scratch)))  # the first run has modules to compile: it tells no time
     is_whole = not (options.short or options.only or options.again or options.tries or options.gpu)
-    before, results = kept() if is_whole else (0, {})
+    before, results = kept(digest) if is_whole else (0, {})
     seconds = before
     rows = ON_GPU if options.gpu else ROWS
     for row in rows:
@@ -342,7 +343,7 @@ def main() -> int:
         seconds = before + round(time.monotonic() - measurements.STARTED)
         print("{verdict:>12}  {seconds:4} s  {fault}: {seen}".format_map(facts), flush=True)
         if is_whole:
-            keep(seconds, results)
+            keep(digest, seconds, results)
     path = measurements.RESULTS / "faults.json"
     if options.again:
         replace_rows(path, [*results.values()])
@@ -354,18 +355,17 @@ def main() -> int:
     return int(any(facts["verdict"] == "BROKEN" for facts in results.values()))
 
 
-def kept() -> tuple[int, dict[str, Facts]]:
+def kept(digest: str) -> tuple[int, dict[str, Facts]]:
     """How long a call that was interrupted took, and its rows by their faults, if of this code."""
     if not KEPT.exists():
         return 0, {}
     found = json.loads(KEPT.read_text(encoding="utf-8"))
-    is_same = found["digest"] == measurements.digest(Path(__file__))
-    return (found["seconds"], found["rows"]) if is_same else (0, {})
+    return (found["seconds"], found["rows"]) if found["digest"] == digest else (0, {})
 
 
-def keep(seconds: int, rows: dict[str, Facts]) -> None:
+def keep(digest: str, seconds: int, rows: dict[str, Facts]) -> None:
     """Keep the rows that are through for a call that goes on with the others."""
-    known = {"digest": measurements.digest(Path(__file__)), "seconds": seconds, "rows": rows}
+    known = {"digest": digest, "seconds": seconds, "rows": rows}
     KEPT.parent.mkdir(exist_ok=True)
     KEPT.write_text(measurements.as_text(known), encoding="utf-8")
 
