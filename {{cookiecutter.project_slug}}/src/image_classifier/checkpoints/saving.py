@@ -92,12 +92,14 @@ class Checkpoints(AbstractContextManager):
         self.last = self.folder / "last.pt"
         self.run = config.run
         self.world = world
+        with world.local_main_first("looking at the training files"):
+            files = source.file_digests if world.is_main else {}
         # What a run must have in common with a checkpoint to resume from it.
         self.identity = {
             "config": to_save(config),
             "classes": list(source.classes),
             "fingerprint": source.fingerprint(),
-            "files": source.file_digests if world.is_main else {},
+            "files": files,
             "mean": list(source.mean),
             "std": list(source.std),
             "teacher": teacher,
