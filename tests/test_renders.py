@@ -145,5 +145,6 @@ def optional_libraries():
 def make(project, *words):
     """Run `make` in the environment of these tests, with nothing installed into it."""
     installed = f"--old-file={sys.prefix}/.{project.name}"
+    command = "env", "--unset=CUDA_VISIBLE_DEVICES", "make"  # where there is a GPU, on that, too
     # An outer make would hand down its own variables and its jobs.
-    run("make", installed, *words, f"VENV={sys.prefix}", folder=project, MAKEFLAGS="")
+    run(*command, installed, *words, f"VENV={sys.prefix}", folder=project, MAKEFLAGS="")

@@ -97,6 +97,12 @@ os.fsync = lambda _: None
 os.environ.setdefault("PYTEST_XDIST_AUTO_NUM_WORKERS", str(min(4, num_cores())))
 
 
+def pytest_configure(config):
+    """Hide the GPUs: tests are those of the CPU on every machine, and `pytest -m gpu` of a GPU."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_finish(session):
     """Let the server import while the first tests run; keep torch out of garbage collections."""
     if not session.config.option.collectonly:

@@ -138,6 +138,10 @@ def test_a_rank_computes_with_its_share_of_the_cores_whichever_launcher_started_
     asked.assert_called_once_with(4)
 
 
+def test_these_tests_are_those_of_the_cpu_where_there_is_a_gpu_too():
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""  # noqa: PLC1901 - not None
+
+
 @pytest.mark.parametrize(
     ("build", "program", "visible", "reason"),
     [
