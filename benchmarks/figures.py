@@ -111,11 +111,8 @@ class Machines:
     def cell(self, result: Result) -> str:
         """Where, when and of which code something was measured, and whether it is stale."""
         stale = measurements.staleness(result)
-        return self.place(result) + f"; **{stale}**" * bool(stale)
-
-    def place(self, result: Result) -> str:
-        """Where, when and of which code something was measured."""
-        return f"{self.letter(result)}, {result['date']}, {measurements.state(result)}"
+        place = f"{self.letter(result)}, {result['date']}, {measurements.state(result)}"
+        return place + f"; **{stale}**" * bool(stale)
 
     def lines(self) -> str:
         """What the letters stand for."""
@@ -416,7 +413,9 @@ def highlights() -> str:
     rows = []
     for what, name, says in HIGHLIGHTS:
         result = measurements.load(name)
-        rows.append((what, says(result), machines.place(result)))
+        state = measurements.state(result)
+        version = state if state.startswith("version") else f"before {measurements.version()}"
+        rows.append((what, says(result), f"{machines.letter(result)}, {result['date']}, {version}"))
     heads = ("", "Pretuned first, then others", "machine, date, version")
     return f"{table(heads, rows, numbers=False)}\n\n{machines.lines()}"
 
