@@ -17,6 +17,7 @@ from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.distributed import World
 from image_classifier.tasks import TASKS
 from image_classifier.tools.mixup.batches import (
+    change_batches,
     mix_several,
     mixup_cutmix,
 )
@@ -90,15 +91,19 @@ def test_a_box_of_cutmix_has_the_form_of_the_image_and_the_drawn_share(place, bo
     assert torch.equal(mixed[1, 0], 1 - expected)
 
 
-def test_with_both_on_some_steps_mix_and_others_paste():
+def test_with_both_on_some_steps_mix_and_others_paste_as_the_seed_decides():
     how = AugmentConfig(mixup=1.0, cutmix=1.0)
-    kinds = set()
-    for seed in range(20):
+    data = SimpleNamespace(world=World(torch.device("cpu")), batch_size=2, num_classes=2)
+
+    def is_pasted(seed, step):
         images = torch.arange(2.0).view(2, 1, 1, 1).repeat(1, 1, 12, 12)
         batch = Augmented(images, torch.arange(2))
-        mixed, _, _ = mixup_cutmix(batch, how, 2, random.Random(seed))
-        kinds.add(bool((mixed % 1 == 0).all()))
-    assert kinds == {False, True}
+        mixed, _, _ = change_batches(lambda batch, _: batch, how, data, seed)(batch, step)
+        return bool((mixed % 1 == 0).all())
+
+    kinds = [[is_pasted(seed, step) for step in range(20)] for seed in (0, 1, 0)]
+    assert {*kinds[0]} == {*kinds[1]} == {False, True}
+    assert kinds[0] == kinds[2] != kinds[1]
 
 
 def test_of_mixed_labels_the_unknown_stay_unknown():
