@@ -17,7 +17,8 @@ from image_classifier.tools.layer_decay.groups import find_blocks
 
 
 def test_lower_blocks_learn_more_slowly(config):
-    optimizer = build_optimizer(replace(config.optim, layer_decay=0.5), DONOR)
+    optim = replace(config.optim, layer_decay=0.5, weight_decay=0.1)
+    optimizer = build_optimizer(optim, DONOR)
     set_lr(optimizer, 1.0)
     rates = [group["lr"] for group in optimizer.param_groups]
     assert rates == sorted(rates)
@@ -25,6 +26,8 @@ def test_lower_blocks_learn_more_slowly(config):
     assert rates[0] == 0.5 ** (len(rates) // 2 - 1)
     lowest = {weight for group in optimizer.param_groups[:2] for weight in group["params"]}
     assert DONOR.stem[0].weight in lowest
+    decays = [group["weight_decay"] for group in optimizer.param_groups]
+    assert decays == [0.1, 0.0] * (len(rates) // 2)  # never of biases and norms
 
 
 @pytest.mark.parametrize("name", ["resnet50", "convnext_tiny", "vit_b_16", "efficientnet_b0"])
