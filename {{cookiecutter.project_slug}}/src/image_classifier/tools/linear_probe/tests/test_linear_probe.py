@@ -19,7 +19,10 @@ from sklearn.preprocessing import StandardScaler
 from test_resume import assert_same, final
 from torch import nn
 
-from image_classifier.checkpoints.reading import load_best
+from image_classifier.checkpoints.reading import (
+    load_best,
+    read_checkpoint,
+)
 from image_classifier.config import ModelConfig
 from image_classifier.data import DATASETS, LEFT_OUT, Source
 from image_classifier.data.datasets.shapes import shapes
@@ -78,6 +81,10 @@ def test_a_run_that_is_killed_in_its_first_steps_ends_as_an_unbroken_one(finetun
     train(unbroken)
     for step in (1, 3):
         train_until(finetuned, step, kill=False)
+    folder = Path(finetuned.run.dir, "checkpoints")
+    saved = [read_checkpoint(folder / f"step_0000000{step}.pt") for step in (0, 2)]
+    probe, after = (one["state"]["model"]["head.weight"].norm() for one in saved)
+    assert after < 0.5 * probe  # all layers began to learn with a softer one
     train(finetuned)
     assert_same(final(finetuned), final(unbroken))
     assert evaluations(finetuned) == evaluations(unbroken)
