@@ -74,9 +74,13 @@ def test_the_temperature_of_several_labels_is_found_too(temperature):
     logits = 2 * torch.randn(COUNT, 5, generator=generator)
     labels = torch.bernoulli(logits.sigmoid(), generator=generator).to(torch.int8)
     labels[::7, 2] = -1  # unknown
-    decision = choose_decision((temperature * logits).sigmoid(), labels)
+    probabilities = (temperature * logits).sigmoid()
+    decision = choose_decision(probabilities, labels)
     assert decision.temperature == pytest.approx(temperature, rel=0.05)
     assert len(decision.thresholds) == 5
+    shares = calibrated(probabilities, decision.temperature, has_several=True)[:, 2]
+    known = labels[:, 2] != -1
+    assert decision.thresholds[2] == choose_threshold(shares[known], labels[known, 2] == 1)
 
 
 def covered(decision, probabilities, labels):
