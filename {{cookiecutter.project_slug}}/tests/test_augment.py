@@ -11,9 +11,14 @@ from test_order import opened
 from torchvision import transforms
 
 from image_classifier import augment
-from image_classifier.config import AugmentConfig, Config
-from image_classifier.data import crops, shift_and_flip
+from image_classifier.config import (
+    AugmentConfig,
+    Config,
+    DataConfig,
+)
+from image_classifier.data import Source, crops, shift_and_flip
 from image_classifier.data.loader import EvalData
+from image_classifier.data.samples import Samples
 from image_classifier.errors import UserError
 from image_classifier.precision import Precision
 from image_classifier.preprocess import VIEWS, Normalize
@@ -98,6 +103,26 @@ def test_boxes_lie_in_the_image_and_are_as_large_as_torchvisions():
     for moment in (torch.mean, torch.std):
         sizes, their_sizes = (moment(found[:, 2:].log(), 0) for found in (boxes, theirs))
         torch.testing.assert_close(sizes, their_sizes, atol=0.03, rtol=0)
+
+
+def test_workers_cut_boxes_of_the_share_that_was_asked_for_and_mirror_them_wherever_they_lie():
+    numbers = torch.arange(256).byte().expand(256, 256)
+    image = torch.stack((numbers.T, numbers, numbers), dim=2)  # a pixel says where it is
+    source = Source(torch.zeros(200).long(), ("ant",), reader=lambda _: image)
+    how = AugmentConfig(crop="resized", min_scale=0.25, flip="random")
+    boxes = source.empty(200, 32)
+    Samples(source, DataConfig(image_size=32), crops=how).fill(boxes, 0, np.arange(200))
+    boxes = boxes.float()
+    # From row 8 to row 24 is half of the box, and so are columns.
+    heights = 2 * (boxes[:, 24, 16, 0] - boxes[:, 8, 16, 0])
+    widths = 2 * (boxes[:, 16, 24, 1] - boxes[:, 16, 8, 1])
+    areas = heights * widths.abs() / 256**2
+    assert 0.22 < areas.min() < 0.3
+    assert 0.9 < areas.max() < 1.05
+    mirrored = boxes[widths < 0, 16, 16]
+    beyond_the_middle = (mirrored[:, :2] > 128).float().mean(0)
+    assert len(mirrored) == pytest.approx(100, abs=30)
+    torch.testing.assert_close(beyond_the_middle, torch.full((2,), 0.5), atol=0.2, rtol=0)
 
 
 def test_each_place_of_a_box_is_as_probable():
