@@ -111,10 +111,14 @@ class FakeGPU(FakeTensorMode):
 
     def on_host(self, operation, args, kwargs):
         """Do what needs no device; to lock memory needs a driver, so it is only noted."""
-        if operation is not aten._pin_memory.default:
+        if operation is aten._pin_memory.default:
+            found = args[0].clone()
+        elif kwargs.get("pin_memory"):
+            found = operation(*args, **kwargs | {"pin_memory": False})
+        else:
             return operation(*args, **kwargs)
-        self.pinned.add(args[0].untyped_storage().data_ptr())
-        return args[0]
+        self.pinned.add(found.untyped_storage().data_ptr())
+        return found
 
     def copy(self, operation, types, args, kwargs, to_host):
         """Copy from one to the other: without a wait out of page-locked memory alone."""
@@ -217,6 +221,13 @@ AUGMENTED = [
 @pytest.mark.parametrize("knobs", AUGMENTED)
 def test_augmentation_stays_on_the_device(gpu, config, knobs):
     assert augmented(gpu, changed(config, **knobs)).images.shape == (16, 3, 32, 32)
+
+
+def test_a_batch_that_is_gathered_in_host_memory_is_copied_without_a_wait(gpu, config):
+    data = TrainData(changed(config, data__where="host"), World(GPU))
+    with gpu.waits(0):
+        copies = [tensor.to(GPU, non_blocking=True) for tensor in data._gathered(0)]
+    assert [len(copy) for copy in copies] == [16] * 3
 
 
 def test_several_labels_are_mixed_on_the_device(gpu, on_labels):
