@@ -2,8 +2,9 @@
 
 import contextlib
 import os
+from copy import deepcopy
 from dataclasses import replace
-from functools import partialmethod
+from functools import partial, partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -29,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from image_classifier import train as train_module
 from image_classifier.checkpoints import saving as checkpoint
 from image_classifier.config import OPTIMIZERS
-from image_classifier.data import Augmented, loader
+from image_classifier.data import Augmented, Batch, loader
 from image_classifier.data.loader import TrainData
 from image_classifier.optim import (
     build_optimizer,
@@ -141,11 +142,13 @@ def one_step(config):
     return changed(config, optim__momentum=0.0, optim__weight_decay=0.0)
 
 
-def test_gradients_are_clipped_to_the_norm_that_was_asked_for(one_step):
+@pytest.mark.parametrize("is_scaled", [False, True])  # the loss, as fp16 needs it
+def test_gradients_are_clipped_to_the_norm_that_was_asked_for(one_step, is_scaled):
     optim = replace(one_step.optim, lr=1.0, clip_norm=0.5)
     model = nn.Linear(3, 3, bias=False)
     nn.init.zeros_(model.weight)
     precision = Precision("fp32", one_step.compute, optim, CPU)
+    precision.scaler = torch.amp.GradScaler("cpu", enabled=is_scaled)
     precision.backward(100 * model.weight.sum())
     precision.step(build_optimizer(optim, model))
     assert model.weight.norm().item() == pytest.approx(0.5, rel=1e-4)
@@ -210,12 +213,20 @@ def test_accumulated_gradients_and_those_of_ranks_are_those_of_the_whole_batch(o
         torch.testing.assert_close(final(config)["state"]["model"], of_ranks, rtol=1e-3, atol=1e-5)
 
 
-def test_the_seed_decides_the_weights_that_a_run_begins_with(config):
-    data = SimpleNamespace(num_classes=10)
-    models = [init_model(changed(config, seed=seed), data, None) for seed in (1, 2, 1)]
-    one, other, again = (model.head.weight for model in models)
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
+def test_the_seed_decides_the_weights_the_order_and_the_augmentation_of_a_run(config):
+    pixels = torch.randint(256, (16, 32, 32, 3)).byte()
+    batch = Batch(pixels, torch.zeros(16).long(), torch.arange(16))
+
+    def begun(seed):
+        own = changed(config, seed=seed)
+        with contextlib.closing(TrainData(own, World(CPU))) as data:
+            training = train_module.Training(own, World(CPU), data, 16)
+            augmented = training.augment(batch, 0).images
+            return training.model.head.weight, data.indices_at(0), augmented
+
+    for one, other, again in zip(*map(begun, (1, 2, 1)), strict=True):
+        assert torch.equal(one, again)
+        assert not torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -231,6 +242,26 @@ def test_every_optimizer_learns(config, name):
         precision.backward(found[-1])
         precision.step(optimizer)
     assert found[-1] < found[0] / 2
+
+
+THEIRS = {
+    "sgd": partial(torch.optim.SGD, momentum=0.8, nesterov=True),
+    "adamw": partial(torch.optim.AdamW, betas=(0.8, 0.999)),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_sgd_and_adamw_take_the_steps_of_torchs_with_the_same_options(config, name):
+    optim = replace(config.optim, name=name, lr=0.1, momentum=0.8, weight_decay=0.3)
+    ours = nn.Linear(3, 3, bias=False)
+    theirs = deepcopy(ours)
+    by_torch = THEIRS[name](theirs.parameters(), lr=0.1, weight_decay=0.3)
+    for model, optimizer in ((ours, build_optimizer(optim, ours)), (theirs, by_torch)):
+        for scale in (1.0, 3.0, 0.1):
+            optimizer.zero_grad()
+            (scale * model(torch.eye(3))).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(ours.weight, theirs.weight)
 
 
 def test_the_kept_weights_are_a_moving_average_with_a_window_that_grows(config, monkeypatch):
