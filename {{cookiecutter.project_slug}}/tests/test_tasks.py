@@ -36,10 +36,15 @@ from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.decode import BadImageError
 from image_classifier.errors import UserError
-from image_classifier.evaluate import Scores, evaluate
+from image_classifier.evaluate import (
+    Scores,
+    evaluate,
+    metric_names,
+)
 from image_classifier.metrics.table import (
     METRICS,
     Metric,
+    better,
     metric_text,
 )
 from image_classifier.precision import Precision
@@ -161,12 +166,16 @@ def test_the_loss_of_several_labels_ignores_unknown_ones_and_its_parts_add_up():
     assert_close(found, loss_of(logits, batch))
     found.backward()
     assert torch.equal(logits.grad != 0, labels >= 0)
-    # For one label of which nothing is smoothed.
-    logit, loss_of = torch.tensor([[1.5]]), label_loss(OptimConfig(), 1)
+    # For one label, of which half of what is smoothed goes to either answer.
+    logit = torch.tensor([[1.5]])
     batches = [Augmented(None, torch.tensor([[label]])) for label in (1, 0)]
-    found = [loss_of(logit, batch).item() for batch in batches]
     share = logit.sigmoid().item()
-    assert found == pytest.approx((-np.log(share), -np.log(1 - share)), rel=1e-5)
+    plain = np.array([-np.log(share), -np.log(1 - share)])
+    for smoothing in (0.0, 0.2):
+        loss_of = label_loss(OptimConfig(label_smoothing=smoothing), 1)
+        found = [loss_of(logit, batch).item() for batch in batches]
+        expected = (1 - smoothing) * plain + smoothing * plain.mean()
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
 def marks(data, split):  # noqa: ARG001 - it has no knobs
@@ -287,6 +296,23 @@ def test_an_image_is_so_much_of_a_share_and_nothing_of_a_loss():
     scores = Scores(predictions, {"top1": 0.5, "loss": 0.1})
     assert 1 / 40 < scores.slack("top1") < 1.1 / 40
     assert scores.slack("loss") == 0
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_right_answers_are_better_than_wrong_ones_by_every_metric(task):
+    table = torch.eye(2, dtype=torch.int8).repeat(3, 1)
+    source = Source(table, ("ant", "bee"), reader=read).fitted(task, "val")
+    functions = TASKS[task]
+
+    def scores_of(logits):
+        found = functions.results(logits, source.labels)
+        shares = functions.probabilities(logits)
+        return Scores(functions.predictions(source, found, shares), {})
+
+    right, wrong = (scores_of(sign * (2.0 * table - 1)) for sign in (1, -1))
+    for name in metric_names(source):
+        if METRICS[name].function:  # an evaluation counts the others
+            assert better(name) * (right.value(name) - wrong.value(name)) > 0
 
 
 @pytest.mark.parametrize("knobs", [{}, {"is_percent": True}])
