@@ -119,6 +119,19 @@ def test_a_project_extended_as_its_documents_say_passes_its_own_tests(render):
     assert "is your own now" in said
 
 
+def test_a_project_passes_its_own_tests_whatever_its_owner_makes_of_its_documents(render):
+    folder = render(**OFF | {"description": "uv venv, then pip install it"})
+    words = "-m", "pytest", "-q", "-rs", "tests/test_structure.py", "-k"
+    some = "of_the_readme_is or optional_libraries"
+    assert "3 passed" in python(*words, some, folder=folder)
+    words += (f"{some} or every_extension",)
+    (folder / "docs/guide.md").unlink()
+    assert "docs/guide.md is your own now" in python(*words, folder=folder)
+    (folder / "README.md").write_text("# Mine\n\n```sh\nexport A=1\npip install -e .\n```\n")
+    (folder / "docs/extend.md").unlink()
+    assert "README.md is your own now" in python(*words, folder=folder)
+
+
 @pytest.mark.parametrize("where", ["host", "stream"])  # met before training, and within it
 def test_a_mistake_that_one_process_meets_is_one_line(where, tmp_path):
     write_photos(tmp_path, 64, 8)

@@ -20,6 +20,7 @@ from image_classifier.runtime.distributed import join_world
 from image_classifier.tasks import Loss, class_loss
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
+pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="docs/examples is not there")
 IMAGES = 8
 
 

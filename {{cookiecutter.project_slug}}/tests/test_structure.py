@@ -37,9 +37,12 @@ PROJECT = Path(__file__).parent.parent
 PACKAGE = Path(config_module.__file__).parent
 FILES = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "tests"]
 MODULES = {str(path.relative_to(PACKAGE)): path.read_text() for path in FILES}
-README = (PROJECT / "README.md").read_text()
-PAGES = [*sorted(PROJECT.glob("docs/*.md")), *sorted(PACKAGE.glob("tools/*/README.md"))]
-PAGES_TEXT = "\n".join([README, *(page.read_text() for page in PAGES)])
+README = PROJECT / "README.md"
+PAGES = {README, PROJECT / "docs" / "extend.md", PROJECT / "docs" / "guide.md"}
+PAGES = sorted({*PAGES, *PROJECT.glob("docs/*.md"), *PACKAGE.glob("tools/*/README.md")})
+TEXTS = {page: page.read_text() for page in PAGES if page.exists()}  # you may delete any
+# But for the title and the description of the project, which are your words.
+PAGES_TEXT = re.sub(r"\A# .*\n\n.*\n", "", "\n".join(TEXTS.values()))
 
 
 def blocks(language):
@@ -101,14 +104,36 @@ def test_the_shapes_are_the_same_bytes_everywhere():
     assert found.hexdigest().startswith("ea4717f671641dbe03792556206b88dc")
 
 
+def skip_if_changed(*paths):
+    """Skip a test of these files if you have changed, added or deleted one since they were made."""
+    manifest = PROJECT / ".pretuned.json"  # what was made; the template itself has none
+    if not manifest.exists():
+        return
+    made = json.loads(manifest.read_text())
+    key, kind = ("files", "sha1") if "files" in made else ("files_sha256", "sha256")
+    for path in paths:
+        name = path.relative_to(PROJECT).as_posix()
+        found = None
+        if path.exists():
+            content = path.read_bytes()
+            blob = f"blob {len(content)}\0".encode() + content  # as git names it
+            found = hashlib.new(kind, blob).hexdigest()
+        if found != made[key].get(name):
+            pytest.skip(f"{name} is your own now")
+
+
 def test_the_layout_of_the_readme_is_that_of_the_package():
-    rows = re.findall(r"^\| (`.*?`) \|", README.partition("## Layout")[2], re.MULTILINE)
+    text = TEXTS.get(README, "").partition("## Layout")[2]
+    rows = re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE)
     named = {name.rstrip("/") for row in rows for name in re.findall(r"`(.*?)`", row)}
     there = {path.name for path in PACKAGE.iterdir()} - {"__init__.py", "__pycache__"}
+    new = [PACKAGE / path for path in MODULES if path.partition("/")[0] in there - named]
+    skip_if_changed(README, *new)
     assert named - {"tools"} == there - {"tools"}  # all tools may be deleted
 
 
 def test_every_command_of_the_readme_is_understood():
+    skip_if_changed(*PAGES)
     found = set()
     presets = all_presets()
     for line in "".join(blocks("sh")).splitlines():
@@ -127,6 +152,7 @@ def test_every_command_of_the_readme_is_understood():
 
 
 def test_optional_libraries_go_into_this_environment_which_has_a_pip():
+    skip_if_changed(*PAGES, PROJECT / "Makefile", PROJECT / "pyproject.toml")
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     libraries = " ".join(name for names in extras.values() for name in names)
@@ -151,24 +177,9 @@ def run_in(folder, *lines):
     return sum(main(line.split()) for line in lines)
 
 
-def skip_if_changed(patches):
-    """Skip a test if you have changed or added a file of these patches, which fit it no longer."""
-    manifest = PROJECT / ".pretuned.json"  # what was made; the template itself has none
-    if not manifest.exists():
-        return
-    made = json.loads(manifest.read_text()).get("files")
-    if made is None:
-        pytest.skip("the manifest names files by SHA-256")
-    for name in re.findall(r"^\+\+\+ b/(.*)", patches, re.MULTILINE):
-        path = PROJECT / name
-        content = path.read_bytes() if path.exists() else b""
-        blob = f"blob {len(content)}\0".encode() + content  # as git names it
-        if path.exists() and hashlib.sha1(blob).hexdigest() != made.get(name):
-            pytest.skip(f"{name} is your own now")
-
-
 def test_every_extension_of_the_documents_works(tmp_path):
-    skip_if_changed("".join(blocks("diff")))
+    names = re.findall(r"^\+\+\+ b/(.*)", "".join(blocks("diff")), re.MULTILINE)
+    skip_if_changed(*PAGES, *(PROJECT / name for name in names))
     shutil.copytree(PROJECT / "src", tmp_path / "src")
     assert len(blocks("diff")) >= 11
     for patch in blocks("diff"):
