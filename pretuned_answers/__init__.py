@@ -152,16 +152,22 @@ class RefusedError(ValueError):
 def check(answers: Mapping[str, object]) -> None:
     """Check the answers that are there; cookiecutter's own variables begin with `_`.
 
+    Of a project that is there, `_again`, only what could harm is asked: a name may have been taken
+    since it was made, and an address is in use.
+
     Raises:
         RefusedError: for the first answer that breaks a rule.
     """
+    is_new = not answers.get("_again")
     for key, value in answers.items():
         if not isinstance(value, str) or key.startswith("_"):
             continue
         if key in _NAMES:
-            _check_name(key, value)
+            _check_name(key, value, is_new=is_new)
         else:
             _check_text(key, value)
+            if key == "email" and is_new and not re.fullmatch(_EMAIL, value):
+                raise RefusedError(f"email {value!a} must be an address; try 'ada@example.com'")
 
 
 def check_markup(key: str, value: str) -> None:
@@ -187,15 +193,13 @@ def _check_text(key: str, value: str) -> None:
     for character in value:
         if unicodedata.category(character) in _INVISIBLE and character not in _JOINERS:
             raise RefusedError(f"{key} {value!a} must not contain the character {character!a}")
-    if key == "email" and not re.fullmatch(_EMAIL, value):
-        raise RefusedError(f"email {value!a} must be an address; try 'ada@example.com'")
 
 
-def _check_name(key: str, name: str) -> None:
+def _check_name(key: str, name: str, *, is_new: bool) -> None:
     """Check a name that becomes a folder, a distribution or a package."""
     rule = _NAMES[key]
     if re.fullmatch(rule.pattern, name) and len(name) <= MAX_NAME_LENGTH:
-        if not rule.reserves(name):
+        if not (is_new and rule.reserves(name)):
             return
         reason = "is taken by Python, a library, a command or a file of the project"
     else:

@@ -119,6 +119,21 @@ def test_an_answer_of_a_project_of_before_is_read_by_its_former_name(tmp_path):
     assert 'license = "Apache-2.0"\ndocker' in (project / "pyproject.toml").read_text()
 
 
+def test_a_project_from_before_tools_were_asked_for_has_all_of_them(tmp_path):
+    project = cli._render_again({"project_slug": "photos"}, tmp_path)
+    assert update.about(project)[1]["tools"] == "all"
+
+
+def test_a_project_keeps_a_name_and_an_address_that_a_new_one_may_not_have(tmp_path):
+    answers = {"project_slug": "cat", "package_name": "torch", "tools": "none"}
+    answers["email"] = "not an address"
+    with pytest.raises(RefusedError, match=r"project_slug 'cat' is taken"):
+        cli.check(answers)
+    assert cli._render_again(answers, tmp_path).name == "cat"
+    with pytest.raises(RefusedError, match=r"project_slug '\.\./x' must match"):
+        cli._render_again(answers | {"project_slug": "../x"}, tmp_path)
+
+
 def test_an_update_brings_what_is_new_and_keeps_what_is_yours(project, newer):
     found = update.compare(project, newer, "").splitlines()
     for line in ("yours   M  Makefile", "both    M  README.md", "theirs  M  LICENSE"):
