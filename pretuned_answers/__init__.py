@@ -16,7 +16,7 @@ from typing import NamedTuple
 MAX_NAME_LENGTH = 50
 MAX_TEXT_LENGTH = 200
 
-_EMAIL = r"[A-Za-z0-9][A-Za-z0-9._%+-]*@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+"
+_EMAIL = r"[A-Za-z0-9_%+'-]+(\.[A-Za-z0-9_%+'-]+)*@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+"
 
 # Names that no file may have on Windows.
 _DEVICES = {"con", "prn", "aux", "nul"}

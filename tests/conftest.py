@@ -29,7 +29,7 @@ LONG_NAMES = {
     "package_name": "photograph_sorter_for_everything_under_the_bright",
     "description": 'Sorts "photographs" \\ by what they show: 100 % [of the time], `here` <now>.',
     "author": "Zoë O'Brien-D\"Arc \\ 名前 😀",
-    "email": "zoe.obrien+photographs@long-domain.example.org",
+    "email": "zoe.o'brien+photographs@long-domain.example.org",
 }
 OFF = {"license": "proprietary", "docker": "no", "slurm": "no", "skypilot": "no"}
 OFF |= {"ci": "none", "pre_commit": "no", "tools": "none"}

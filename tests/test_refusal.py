@@ -40,6 +40,8 @@ BAD_TEXTS = [
 ]  # fmt: skip
 CODE = "{{ cycler.__init__.__globals__.os.mkdir('executed') }}"
 BAD_EMAILS = ["ada", "ada@", "@b.c", "a b@c.d", "a@b", "a@b.c\n", 'a"@b.c', "a@b.c, d@e.f"]
+BAD_EMAILS += [".a@b.c", "a..b@c.d", "a.@b.c"]  # hatchling builds no project of these
+SCRIPTS = "Makefile", "Dockerfile", "slurm.sh"
 REFUSED = [
     *(("project_slug", slug) for slug in BAD_SLUGS),
     *(("package_name", package) for package in BAD_PACKAGES),
