@@ -94,9 +94,13 @@ _LIBRARIES = {
 _LIBRARY_NAMES = {name for names in _LIBRARIES.values() for name in names.split()}
 # First words of many names, which differ from one build of a library to the next.
 _FAMILIES = {"nvidia", "opentelemetry"}
-# The project's own command stands before these on the PATH of its environment.
-_COMMANDS = {"activate", "bash", "deactivate", "docker", "env", "git", "make", "pip", "pip3"}
-_COMMANDS |= {"python", "python3", "sbatch", "sh", "srun", "uv", "uvx"}
+# The project's own command stands before these on the PATH of its environment. A test looks for
+# those that its scripts call.
+_COMMANDS = """
+    activate apt_get bash cat cc chown cp deactivate docker echo env find gcc git ls make mkdir
+    mktemp mv pip pip3 python python3 rm sbatch scancel scontrol sh sky sleep squeue srun touch
+    useradd uv uvx
+"""
 
 # What may be added beside the package, and what is there: Python could import it instead.
 _BESIDE = {"benchmarks", "build", "data", "dist", "examples", "notebooks", "runs", "scripts"}
@@ -115,7 +119,7 @@ _SOME_PYTHONS = """
 """
 _PYTHON = {*keyword.kwlist, *keyword.softkwlist, *sys.stdlib_module_names, *_SOME_PYTHONS.split()}
 
-_TAKEN = _DEVICES | _LIBRARY_NAMES | _COMMANDS | _BESIDE
+_TAKEN = {*_DEVICES, *_LIBRARY_NAMES, *_COMMANDS.split(), *_BESIDE}
 
 # They break lines and quotes, or make a text read as another one than it is.
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}

@@ -241,6 +241,27 @@ def test_no_name_that_the_project_uses_is_accepted():
                 cli.check({key: name})
 
 
+def test_no_command_that_a_script_of_the_project_calls_is_accepted():
+    found = called()
+    assert found > {"cat", "find", "mktemp", "rm", "scontrol", "sleep", "touch", "useradd", "uv"}
+    for name in found:  # add one that is accepted to `pretuned_answers/__init__.py`
+        with pytest.raises(cli.RefusedError):
+            cli.check({"project_slug": name})
+
+
+def called():
+    """The commands that scripts of the project call by name, but for those of the shell itself."""
+    task = yaml.safe_load((PROJECT / "sky.yaml").read_text())
+    rules, layers, job = ((PROJECT / name).read_text() for name in SCRIPTS)
+    lines = [*re.findall(r"(?m)^\t(.*)", rules), *re.findall(r"(?m)^(?:RUN|    &&) (.*)", layers)]
+    code = "\n".join([*lines, job, task["setup"], task["run"]])
+    code = re.sub(r"(?m)'[^'\n]*'|(^|\s)#.*", "", code)  # no texts, no comments
+    place = r"(?m)(?:^|[|&;(]|-exec|-v)[ @]*(?:(?:if|then|do|else|elif|while|!|\{) +)*"
+    found = {*re.findall(rf"{place}([a-z][a-z0-9-]*)(?![\w=(/.:+-])", code)}
+    functions = {*re.findall(r"(\w+)\(\)", code)}
+    return found - functions - {*run("bash", "-c", "compgen -bk").stdout.split()}
+
+
 def dependencies():
     """What the project needs or can use, and what that needs; None: it is not installed."""
     project = pyproject(PROJECT)
