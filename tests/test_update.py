@@ -233,6 +233,7 @@ def test_an_update_that_is_killed_at_any_moment_is_finished_by_the_same_command(
         if (killed / "run.sh").exists():  # git itself was killed while it wrote
             shutil.copy(project / "LICENSE", killed / "LICENSE")
             (killed / "docs/guide.md").unlink()
+            cut_short(killed / "README.md")
             write(killed / ".git/pretuned-index.lock", b"")
         if not git(killed, "status", "--porcelain") or git(killed, "for-each-ref", "refs/worktree"):
             assert update.update(killed, newer, "") == expected
@@ -319,8 +320,10 @@ def test_files_that_end_lines_as_windows_does_are_updated_also_after_a_kill(
         patch.setattr(update.Repository, "git", until_written)
         update.update(project, newer, "")
     (project / "LICENSE").unlink()  # as git deletes a file before it writes another
+    cut_short(project / "README.md")
     update.update(project, newer, "")
     assert (project / "LICENSE").read_bytes().endswith(b"theirs\r\n")
+    assert (project / "README.md").read_bytes().endswith(b"mine\r\n")
     changed = git(project, "status", "--porcelain", "LICENSE", "run.sh", "Makefile").splitlines()
     assert changed == [" M LICENSE", "?? run.sh"]
 
@@ -338,6 +341,11 @@ def test_what_was_undone_after_a_kill_stays_undone(project, newer, monkeypatch):
     (project / "note.txt").unlink()
     update.update(project, cli._render_again, "")  # another version
     assert not (project / "run.sh").exists()
+
+
+def cut_short(path):
+    """Leave of a file what git leaves of one in which it is killed, or the disk is full."""
+    path.write_bytes(path.read_bytes()[:20])
 
 
 def killed():

@@ -259,6 +259,8 @@ class Repository:
     def half_written(self, commit: str) -> Files:
         """The files of the repository where an update to `commit` was killed while it wrote.
 
+        What git has written of a file when it is killed, or the disk is full, is deleted.
+
         Raises:
             RefusedError: if one that it writes is neither as it was nor as it will be, nor gone,
                 as git deletes a file before it writes another.
@@ -280,6 +282,9 @@ class Repository:
                 blob = self.git("hash-object", "--", path.removeprefix(self.prefix))
                 mode = mode_of(file)
             same = [side for side in sides if side and side.blob == blob]
+            if not same and mode and sides[1] and self.is_begun(file, f"{commit}:{path}"):
+                file.unlink()
+                continue
             if not same:
                 raise RefusedError(
                     f"{path!a} was changed since an update of it was killed: commit all that "
@@ -288,6 +293,11 @@ class Repository:
             # If the mode alone differs, the side of that mode; some file systems have none.
             found[path] = next((side for side in same if side.mode == mode), same[0])
         return found
+
+    def is_begun(self, file: Path, name: str) -> bool:
+        """Whether a file is the beginning of the one that git has by this name."""
+        whole = self.git("cat-file", "--filters", name)  # with the line ends that it would write
+        return os.fsencode(whole).startswith(file.read_bytes())
 
     def look_for_obstacles(self, tree: str) -> None:
         """Refuse new files where there are others that git does not have, or which it ignores.
