@@ -38,6 +38,9 @@ OWNED = {
     "pre_commit": [".pre-commit-config.yaml"],
 }
 
+# What systems, editors and uv leave in the folder of whoever worked in the template.
+LEFT = (".*_cache", ".DS_Store", ".idea", ".ipynb_checkpoints", ".vscode", "Thumbs.db", "uv.lock")
+
 # A name of SPDX, or one of those it leaves to us.
 SPDX = {"proprietary": "LicenseRef-Proprietary"}
 
@@ -61,9 +64,9 @@ def main() -> None:
 
 
 def leftovers() -> list[str]:
-    """What has a name that git ignores, and other caches: of whoever worked in the template."""
+    """What has a name that git ignores, or another that is of nobody's project."""
     lines = Path(".gitignore").read_text(encoding="utf-8").splitlines()
-    rules = [line.rstrip("/") for line in [*lines, ".*_cache/"] if line and line[0] != "#"]
+    rules = [line.rstrip("/") for line in [*lines, *LEFT] if line and line[0] != "#"]
     return [rule[1:] if rule.startswith("/") else f"**/{rule}" for rule in rules]
 
 

@@ -78,6 +78,11 @@ def test_a_clone_renders_the_same_bytes_and_so_does_a_folder_in_which_somebody_w
         "data.cache/a",
         "photos/a",
         "slurm-1.out",
+        ".DS_Store",
+        "docs/.DS_Store",
+        ".idea/a",
+        ".vscode/a",
+        "uv.lock",
         "x.cache",
     ):
         path = copy / PROJECT.name / leftover
