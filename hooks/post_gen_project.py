@@ -128,6 +128,9 @@ def choose_tools() -> None:
 def rewrite(path: Path) -> None:
     """Replace the default words in one text file, all in one pass: an answer is not read again."""
     words = {DEFAULTS[key]: answers[key] for key in NAMES}
+    if path.name == "sky.yaml":  # no bucket of S3 or Azure has `_` in its name
+        bucket = f"{answers['project_slug']}-runs".replace("_", "-")
+        words = {f"{DEFAULTS['project_slug']}-runs": bucket} | words
     quote = QUOTES.get(path.suffix or path.name)
     if quote:
         words |= {DEFAULTS[key]: quote(answers[key]) for key in TEXTS}

@@ -211,7 +211,9 @@ def test_a_slug_means_nothing_in_shell_yaml_or_make(slug, here):
     run("bash", "-n", "slurm.sh", folder=folder)
     run("make", "--dry-run", "help", folder=folder)
     yaml.safe_load((folder / ".gitlab-ci.yml").read_text(encoding="utf-8"))
-    assert yaml.safe_load((folder / "sky.yaml").read_text(encoding="utf-8"))["name"] == slug
+    sky = yaml.safe_load((folder / "sky.yaml").read_text(encoding="utf-8"))
+    assert sky["name"] == slug
+    assert sky["file_mounts"]["/bucket"]["name"] == f"{slug}-runs".replace("_", "-")  # as S3 asks
     project = pyproject(folder)["project"]
     assert (project["name"], project["scripts"]) == (slug, {slug: "odd.cli:main"})
 
