@@ -81,7 +81,10 @@ def _accepted(answers: Mapping[str, object]) -> str:
 
 
 def _check_space(folder: Path) -> None:
-    """Refuse a full disk: cookiecutter would list each file that it cannot copy, and leave some."""
+    """Refuse a full disk: cookiecutter would list each file that it cannot copy, and leave some.
+
+    It copies what the hook deletes, too: runs and environments of whoever worked in the template.
+    """
     files = [path for path in TEMPLATE_FOLDER.glob("{{*}}/**/*") if path.is_file()]
     needed = sum(path.stat().st_size + BLOCK for path in files)
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -95,7 +98,8 @@ def _check_space(folder: Path) -> None:
         raise RefusedError(f"a project needs {counts}")
     try:  # quotas count otherwise
         with tempfile.TemporaryFile(dir=there) as file:
-            file.write(bytes(needed))
+            for _ in range(0, needed, BLOCK):
+                file.write(bytes(BLOCK))
     except OSError as error:
         sizes = f"{needed / 2**20:.1f} MB in {str(there)!r}: {error.strerror}"
         raise RefusedError(f"a project needs {sizes}") from error

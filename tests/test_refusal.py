@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import tracemalloc
 from collections import UserDict
 from importlib.metadata import distributions, packages_distributions
 from types import SimpleNamespace
@@ -149,6 +150,14 @@ def test_a_disk_without_inodes_is_refused_before_a_file_is_written(here, monkeyp
     said = r"ERROR: a project needs [0-9]+ files, and its disk has room for 100 \(inodes\)\n"
     assert re.fullmatch(said, capfd.readouterr().err)
     assert not contents(here)
+
+
+def test_a_disk_is_asked_for_its_space_without_as_much_memory(here):
+    tracemalloc.start()
+    gate._check_space(here)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < sum(len(content) for content, _ in template().values()) / 2
 
 
 QUOTA = "import resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (20_000, 20_000)); "
