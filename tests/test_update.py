@@ -657,6 +657,24 @@ def test_the_first_update_leaves_a_manifest_that_names_the_same(render):
     assert said == ("D  slurm.sh", True)
 
 
+def test_an_update_installs_no_environment_to_be_checked_in(monkeypatch, tmp_path, capsys):
+    project = shutil.copytree(PROJECT, tmp_path / "photos", ignore=lambda *_: ["src", ".venv"])
+    calls = []
+    monkeypatch.delenv("VENV", raising=False)
+    monkeypatch.setattr(update, "update", lambda *_: ("M  LICENSE", True))
+    monkeypatch.setattr(
+        cli.subprocess, "run", lambda *_, **__: [calls.append(1), SimpleNamespace(returncode=0)][1]
+    )
+    assert cli.main(["update", str(project)]) == 1
+    assert "not checked: '.venv' is not there, and would be installed" in capsys.readouterr().err
+    monkeypatch.setenv("VENV", str(tmp_path / "other"))
+    assert cli.main(["update", str(project)]) == 1
+    assert not calls
+    (tmp_path / "other").mkdir()
+    assert cli.main(["update", str(project)]) == 0
+    assert calls
+
+
 @pytest.mark.parametrize(
     ("is_clean", "words", "checked", "code"),
     [

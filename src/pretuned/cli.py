@@ -4,6 +4,8 @@ import argparse
 import difflib
 import json
 import logging
+import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -87,11 +89,26 @@ def _maintain(verb: str, *words: str) -> int:
 def _run_checks(project: Path) -> int:
     """Run the project's own checks, and return the exit code: 1 if one fails, or they can't run."""
     try:
+        _check_environment(project)
         return int(subprocess.run(["make", "check"], cwd=project, check=False).returncode != 0)
     except (OSError, KeyboardInterrupt) as error:
         why = f": {_line(error)}" if isinstance(error, OSError) else ""
         print(f"\nERROR: the update is there, and not checked{why}: make check", file=sys.stderr)
         return 1
+
+
+def _check_environment(project: Path) -> None:
+    """Check that `make` would not install an environment: the owner may have another one.
+
+    Raises:
+        OSError: if it would.
+    """
+    makefile = project / "Makefile"
+    text = makefile.read_text(encoding="utf-8", errors="replace") if makefile.exists() else ""
+    found = re.search(r"^VENV \?= (\S+)$", text, re.MULTILINE)
+    venv = os.environ.get("VENV", found[1]) if found else ""
+    if not (project / venv).exists():
+        raise OSError(f"{venv!a} is not there, and would be installed; VENV=PATH names another")
 
 
 def _diff(options: argparse.Namespace) -> tuple[str, bool]:
