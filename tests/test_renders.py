@@ -1,5 +1,6 @@
 """A project lives on under its own name: it checks, tests and trains, less any tool or all."""
 
+import os
 import re
 import shutil
 import sys
@@ -143,6 +144,22 @@ def test_a_mistake_that_one_process_meets_is_one_line(where, tmp_path):
     assert done.stderr.count("\n") == 1
     assert "cannot read image" in done.stderr
     assert where == "host" or losses(tmp_path / "run")
+
+
+def test_a_project_that_was_moved_says_that_its_environment_works_no_longer(tmp_path):
+    project = tmp_path / "it's here"
+    (tmp_path / "bin").mkdir()
+    shutil.copy("/bin/true", tmp_path / "bin" / "uv")  # which installs
+    shutil.copytree(PROJECT, project, ignore=lambda *_: ["src", ".venv"])
+    (project / ".venv/bin").mkdir(parents=True)
+    shutil.copy("/bin/true", project / ".venv/bin/python")
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    said = [run("make", "environment", folder=project, PATH=path).stderr for _ in range(2)]
+    moved = project.rename(tmp_path / "there")
+    (moved / "pyproject.toml").touch()
+    said += [run("make", "environment", folder=moved, PATH=path).stderr for _ in range(2)]
+    warning = f".venv was made as {project}/.venv, and works only there: rm -r .venv && make env"
+    assert [warning in words for words in said] == [False, False, True, True]
 
 
 def optional_libraries():
