@@ -2,11 +2,13 @@
 
 import re
 import shlex
+import shutil
 import sys
 
 import pytest
 import yaml
 from conftest import PROJECT, ROOT, pyproject, run
+from uv import find_uv_bin
 
 BOTH = pytest.mark.parametrize("folder", [ROOT, PROJECT], ids=["template", "project"])
 
@@ -33,6 +35,21 @@ def test_actions_and_hooks_are_pinned_to_commits(folder):
         pinned = re.findall(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v[0-9.]+\n", text)
         pinned += re.findall(r"rev: [0-9a-f]{40} # v[0-9.]+\n", text)
         assert len(pinned) == len(re.findall("uses: |rev: ", text)) >= 1, file
+
+
+@BOTH
+def test_hooks_take_ruff_from_the_environment_and_where_there_is_none_they_make_none(
+    folder, tmp_path
+):
+    hooks = read(folder / ".pre-commit-config.yaml")["repos"][0]["hooks"]
+    commands = [shlex.split(hook["entry"].replace("uv", find_uv_bin(), 1)) for hook in hooks]
+    shutil.copy(folder / "pyproject.toml", tmp_path)
+    for command in commands:
+        run(*command, folder=tmp_path, code=2, PATH="/usr/bin:/bin")
+    assert not (tmp_path / ".venv").exists()
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    for command in commands:
+        run(*command, folder=tmp_path, PATH="/usr/bin:/bin")
 
 
 @BOTH
