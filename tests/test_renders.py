@@ -133,6 +133,12 @@ def test_a_project_passes_its_own_tests_whatever_its_owner_makes_of_its_document
     assert "README.md is your own now" in python(*words, folder=folder)
 
 
+def test_a_project_that_is_called_as_one_of_its_commands_passes_its_own_tests(render):
+    folder = render(**ALL | {"project_slug": "search"})
+    test = "tests/test_structure.py::test_every_command_of_the_readme_is_understood"
+    python("-m", "pytest", "-q", test, folder=folder)
+
+
 @pytest.mark.parametrize("where", ["host", "stream"])  # met before training, and within it
 def test_a_mistake_that_one_process_meets_is_one_line(where, tmp_path):
     write_photos(tmp_path, 64, 8)
