@@ -92,18 +92,17 @@ class Checkpoints(AbstractContextManager):
         self.last = self.folder / "last.pt"
         self.run = config.run
         self.world = world
-        with world.local_main_first("looking at the training files"):
-            files = source.file_digests if world.is_main else {}
         # What a run must have in common with a checkpoint to resume from it.
-        self.identity = {
-            "config": to_save(config),
-            "classes": list(source.classes),
-            "fingerprint": source.fingerprint(),
-            "files": files,
-            "mean": list(source.mean),
-            "std": list(source.std),
-            "teacher": teacher,
-        }
+        with world.local_main_first("looking at the training files"):
+            self.identity = {
+                "config": to_save(config),
+                "classes": list(source.classes),
+                "fingerprint": source.fingerprint(),
+                "files": source.file_digests if world.is_main else {},
+                "mean": list(source.mean),
+                "std": list(source.std),
+                "teacher": teacher,
+            }
         # One torch thread: a second team of OpenMP threads would slow down those of training.
         self.writer = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.pending: Future[None] | None = None
@@ -127,8 +126,7 @@ class Checkpoints(AbstractContextManager):
         try:
             self.load(state, saved)
         except WRONG_CONTENT as error:
-            reason = f"its checkpoint holds another model: {first_reason(error)}"
-            raise self.refusal(reason) from error
+            raise self.refusal(f"it holds another model: {first_reason(error)}") from error
         self.kept_step = state.step
         return saved["report"]
 
