@@ -107,7 +107,7 @@ def to_pixels(image: Any, channels: int = 3, bits: int = 8) -> Tensor:  # noqa: 
         if isinstance(image, Image.Image):
             array = image_pixels(image, channels, bits)
         else:
-            array = np.asarray(image)
+            array = np.asarray(image.cpu() if isinstance(image, Tensor) else image)
             array = array[:, :, None] if array.ndim == 2 else array
             if array.ndim != 3 or not array.size or array.dtype not in (np.uint8, np.uint16):
                 raise ValueError(f"it is a {type(image).__name__} {array.shape} {array.dtype}")

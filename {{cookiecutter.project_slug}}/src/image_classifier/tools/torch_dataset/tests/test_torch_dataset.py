@@ -12,6 +12,7 @@ from conftest import changed
 from PIL import Image
 from test_channels import COLOR, DEEP, GRAY
 from test_datasets import CLASSES, PIXELS, offer
+from test_fake_gpu import GPU, FakeGPU
 from test_order import seen
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
@@ -167,6 +168,12 @@ def test_images_are_pil_or_bytes_in_either_layout():
     for other in (chw / 255, pixels.flatten(), "a.jpg"):
         with pytest.raises(UserError, match=r"should be PIL or uint8 .*: leave out ToTensor"):
             to_pixels(other)
+
+
+def test_an_image_may_be_on_a_gpu():
+    with FakeGPU():
+        image = torch.zeros((3, 9, 8), dtype=torch.uint8, device=GPU)
+        assert to_pixels(image).shape == (9, 8, 3)
 
 
 def test_a_torch_dataset_may_give_arrays_of_any_channels():
