@@ -166,10 +166,11 @@ def open_device(name: str) -> torch.device:
     is_known = kind in ("cpu", "cuda", "mps") or name == "auto"
     if not is_known or (number and not number.isdecimal()):
         raise UserError(f"device {name!a} is none of auto, cpu, cuda, cuda:1 and mps")
-    found, _ = choose_device(kind, 0, 1)
-    if number and int(number) >= (torch.cuda.device_count() if kind == "cuda" else 1):
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if number and int(number) >= max(1, count):
         raise UserError(f"device {name!a} is not there")
-    return torch.device(name) if number else found
+    # The current one from here on: else GPU 0 gets a context too, which takes half a GB of it.
+    return choose_device(kind, int(number or 0), 1)[0]
 
 
 def is_one(images: Any) -> bool:  # noqa: ANN401 - of any kind
