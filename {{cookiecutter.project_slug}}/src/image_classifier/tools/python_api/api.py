@@ -79,6 +79,7 @@ def fit(config: Config) -> "Scores":
             return train(config)
         except OutOfMemoryError as error:
             print(error, flush=True)
-        gc.collect()  # the failed attempt may be in reference cycles, with all that it holds
-        torch.cuda.empty_cache()  # does nothing if no GPU is in use
+        finally:
+            gc.collect()  # the run may be in reference cycles, with all that it holds
+            torch.cuda.empty_cache()  # does nothing if no GPU is in use
         config = replace(config, run=replace(config.run, fresh=False))

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,13 +23,17 @@ from PIL import Image
 from image_classifier import load as of_package
 from image_classifier import train as train_module
 from image_classifier.cli import main
-from image_classifier.data import BadImageError
+from image_classifier.data import BadImageError, TrainData
 from image_classifier.errors import UserError
+from image_classifier.runtime import distributed
 from image_classifier.runtime.launch import BEGAN
 from image_classifier.tools.python_api.api import (
     configure,
     fit,
     load,
+)
+from image_classifier.tools.python_api.classifier import (
+    open_device,
 )
 
 
@@ -181,6 +186,17 @@ def test_a_run_or_a_device_that_is_not_there_is_refused(tmp_path, run):
             load(run, device="cuda")
 
 
+def test_of_several_gpus_only_the_one_that_is_named_is_used(monkeypatch):
+    current = []
+    monkeypatch.setattr(distributed, "find_accelerator", lambda: ("cuda", ""))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    found = [open_device(name) for name in ("cuda:3", "cuda", "auto")]
+    assert found == current == [torch.device("cuda", number) for number in (3, 0, 0)]
+    with pytest.raises(UserError, match="device 'cuda:4' is not there"):
+        open_device("cuda:4")
+
+
 def test_features_are_the_embeddings_of_predict(run, photos, paths, tmp_path):
     file = tmp_path / "features.npy"
     written(run, photos, tmp_path / "o.jsonl", "--embeddings", str(file))
@@ -245,6 +261,22 @@ def test_training_twice_in_a_program_is_that_of_the_command_and_leaves_nothing(c
         assert {n: signal.getsignal(n) for n in before} == before
         assert load(again.run.dir).classes == scores.predictions.source.classes
     assert found[0] == found[1] != []
+
+
+def test_a_run_that_is_over_keeps_no_images_in_memory(config, monkeypatch):
+    kept = []
+
+    def open_data(*words):
+        kept.append(weakref.ref(data := TrainData(*words)))
+        return data
+
+    monkeypatch.setattr(train_module, "TrainData", open_data)
+    gc.disable()  # one that comes by itself may come late
+    try:
+        fit(changed(config, data__limit=32, epochs=1))
+        assert [data() for data in kept] == [None]
+    finally:
+        gc.enable()
 
 
 def test_time_limits_are_of_this_run_and_not_of_the_program(config, monkeypatch):
