@@ -105,11 +105,17 @@ def ray_train(
     cores = cpus_per_worker or max(1, num_cores() // workers)
     try:
         start(address, cores * workers)
+        count = ray.cluster_resources().get("GPU", 0)
+        has_gpus = config.compute.device != "cpu" and count > 0
+        if has_gpus and address == "local" and workers > count:  # Ray would wait for more, for ever
+            raise UserError(
+                f"--workers {workers} need as many GPUs; there are {count:g}: --workers {count:g}, "
+                "or --compute.device cpu"
+            )
         with open_run(config, alone := World(torch.device("cpu"))):
             if config.run.fresh:  # here, as workers that are restarted must resume
                 clear_run(Path(config.run.dir), alone)
         config = replace(config, run=replace(config.run, fresh=False))
-        has_gpus = config.compute.device != "cpu" and "GPU" in ray.cluster_resources()
         trainer = TorchTrainer(
             train_in_worker,
             train_loop_config={"config": config, "folder": os.getcwd()},

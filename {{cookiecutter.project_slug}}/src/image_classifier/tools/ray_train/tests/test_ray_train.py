@@ -13,6 +13,7 @@ import pytest
 from conftest import changed, losses
 
 from image_classifier.cli import main
+from image_classifier.errors import UserError
 from image_classifier.runtime import launch
 from image_classifier.tools.ray_train import cluster
 from image_classifier.train import train
@@ -90,6 +91,26 @@ def test_ray_on_this_machine_is_for_this_user_alone(monkeypatch):
     ((remove, place),) = at_exit
     remove(place)
     assert not folder.exists()
+
+
+def test_more_workers_than_gpus_are_refused_before_ray_waits_for_them(
+    config, tmp_path, monkeypatch
+):
+    training = pytest.importorskip("image_classifier.tools.ray_train.ray_train")
+    ray, trainer = Mock(), Mock()
+    ray.cluster_resources.return_value = {"CPU": 8.0, "GPU": 1.0}
+    trainer().fit().return_value = 0
+    monkeypatch.setattr(training, "start", lambda *_: None)
+    monkeypatch.setattr(training, "ray", ray)
+    monkeypatch.setattr(training, "TorchTrainer", trainer)
+    with pytest.raises(UserError, match="2 need as many GPUs; there are 1: --workers 1, or"):
+        training.ray_train(config, 2, 0, 3, "local")
+    ray.shutdown.assert_called_once()
+    on_cpu = changed(config, compute__device="cpu")
+    for own, workers, address in ((config, 1, "local"), (on_cpu, 2, "local"), (config, 2, "auto")):
+        assert training.ray_train(own, workers, 0, 3, address) == 0  # a cluster may grow
+    uses = [call.kwargs["scaling_config"].use_gpu for call in trainer.call_args_list[1:]]
+    assert uses == [True, False, True]
 
 
 def test_without_ray_a_line_says_what_to_install(refusal, monkeypatch):
