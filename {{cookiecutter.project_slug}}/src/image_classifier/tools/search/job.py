@@ -41,8 +41,10 @@ def plan(preset: str, options: SearchOptions, changed: Knobs) -> Job:
         raise UserError("--epochs 0 trains no step that a search could judge: --epochs 1 or more")
     devices = torch.cuda.device_count() if options.compute.device in ("auto", "cuda") else 0
     cores = num_cores()
-    gpus = min(1.0, devices) if options.gpus == "auto" else options.gpus
-    if gpus > devices or (gpus > 1 and gpus % 1):
+    size = 1 if options.run.processes == "auto" else options.run.processes
+    gpus = min(size, size * devices) if options.gpus == "auto" else options.gpus
+    is_none = not gpus and options.compute.device == "cuda"
+    if is_none or gpus > devices or (gpus > 1 and gpus % 1):
         raise UserError(
             f"--gpus {gpus:g} of a trial: there are {devices}; a part, or a whole number"
         )
@@ -56,8 +58,11 @@ def plan(preset: str, options: SearchOptions, changed: Knobs) -> Job:
     every = options.run.evaluate_every_epochs
     if options.scheduler != "none" and not options.run.patience:  # which counts evaluations
         every = min(every, min_epochs)
-    config = Config(**sections(options))
-    config = replace(config, run=replace(config.run, dir=os.path.abspath(config.run.dir)))
+    run = {"dir": os.path.abspath(options.run.dir), "processes": max(size, int(gpus))}
+    config = replace(Config(**sections(options)), run=replace(options.run, **run))
+    if devices and not gpus:
+        config = replace(config, compute=replace(config.compute, device="cpu"))
+        changed = changed | {"compute.device": "cpu"}
     recipe = Recipe(preset, config, changed, at_once)
     cpus = max(1, cores // at_once) if options.cpus == "auto" else options.cpus
     options = replace(options, min_epochs=min_epochs, cpus=cpus, gpus=gpus)

@@ -130,8 +130,8 @@ class RunTrial(Trainable):
         wait_until_free(self.folder, GRACE_SECONDS)
         own = self.knobs | {"run.evaluate_every_epochs": self.job.every}
         words = self.job.recipe.words(self.folder.name, own)
-        output = self.folder / "output.log"
-        self.process = start_run(words, output, OMP_NUM_THREADS=str(self.job.options.cpus))
+        threads = max(1, self.job.options.cpus // self.job.recipe.config.run.processes)  # of each
+        self.process = start_run(words, self.folder / "output.log", OMP_NUM_THREADS=str(threads))
 
     def is_last(self, row: Row) -> bool:
         """Whether a row is that of the last step of the run."""

@@ -93,9 +93,7 @@ def test_ray_on_this_machine_is_for_this_user_alone(monkeypatch):
     assert not folder.exists()
 
 
-def test_more_workers_than_gpus_are_refused_before_ray_waits_for_them(
-    config, tmp_path, monkeypatch
-):
+def test_more_workers_than_gpus_are_refused_before_ray_waits_for_them(config, monkeypatch):
     training = pytest.importorskip("image_classifier.tools.ray_train.ray_train")
     ray, trainer = Mock(), Mock()
     ray.cluster_resources.return_value = {"CPU": 8.0, "GPU": 1.0}

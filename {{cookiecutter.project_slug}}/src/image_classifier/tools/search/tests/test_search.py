@@ -35,6 +35,7 @@ from image_classifier.tools.search import (
 
 PACKAGE = engines.__name__.partition(".")[0]
 child_runs = pytest.importorskip(f"{PACKAGE}.tools.runs.child_runs")
+many_runs = pytest.importorskip(f"{PACKAGE}.tools.runs.many_runs")
 
 SPACE = {
     "optim.lr": tune.loguniform(0.01, 1.0),
@@ -181,6 +182,31 @@ def test_a_trial_has_a_part_of_a_gpu_or_whole_ones(monkeypatch):
     assert [planned(gpus=count).options.gpus for count in (0.5, 2)] == [0.5, 2]
     with pytest.raises(UserError, match=r"--gpus 1\.5 of a trial: there are 4; a part, or"):
         planned(gpus=1.5)
+
+
+def test_a_trial_of_several_processes_has_a_gpu_and_equal_cores_for_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(job.torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(job, "num_cores", lambda: 32)
+    started = []
+    monkeypatch.setattr(trial, "start_run", lambda *_, **variables: started.append(variables))
+    two = replace(Config().run, processes=2)
+    for plan in (planned(run=two), planned(gpus=2)):
+        assert (plan.options.gpus, plan.recipe.at_once) == (2, 4)
+        shares = [place["CUDA_VISIBLE_DEVICES"] for place in many_runs.devices(plan.recipe)]
+        assert shares == ["0,1", "2,3", "4,5", "6,7"]  # of the runs that confirm the best
+        begun = object.__new__(trial.RunTrial)
+        begun.setup({"folder": str(tmp_path), "knobs": {}, "is_stopped": False}, plan)
+        begun.start()
+    assert started == [{"OMP_NUM_THREADS": "4"}] * 2
+
+
+def test_a_trial_without_gpus_is_on_the_cpu_of_a_machine_that_has_some(monkeypatch):
+    monkeypatch.setattr(job.torch.cuda, "device_count", lambda: 8)
+    plan = planned(gpus=0)
+    assert "--compute.device cpu" in " ".join(plan.recipe.words("000", {}))
+    assert not any("CUDA_VISIBLE_DEVICES" in place for place in many_runs.devices(plan.recipe))
+    with pytest.raises(UserError, match="--gpus 0 of a trial: there are 8"):
+        planned(gpus=0, compute=replace(Config().compute, device="cuda"))
 
 
 def test_what_is_free_to_change_does_not_make_another_search(tmp_path, monkeypatch):
