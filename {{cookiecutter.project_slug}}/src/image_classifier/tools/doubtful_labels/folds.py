@@ -1,5 +1,6 @@
 """What a cross-validation left: its images, and the predictions of runs that did not see them."""
 
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -110,4 +111,5 @@ def probabilities_of(run: Run, fold: Source) -> Tensor:
     with join_world(compute) as world:
         loaded = load_model(str(run.folder), compute, world)
         images = loaded.open_images("val", world, RunConfig(dir=str(run.folder)))
-        return loaded.evaluate(images).predictions.probabilities
+        with closing(images):  # before those of the next fold are opened
+            return loaded.evaluate(images).predictions.probabilities
