@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import tempfile
 import uuid
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from functools import wraps
+from pathlib import Path
 
 from ...config import Config
 from ...data import TrainData
@@ -29,7 +31,8 @@ class MultiProcessRun:
 
     def __init__(self, config: Config, size: int) -> None:
         """Start `size` processes."""
-        job = {"MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": uuid.uuid4().hex}
+        self.name = uuid.uuid4().hex
+        job = {"MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": self.name}
         job |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         ranks = (job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size))
@@ -38,12 +41,17 @@ class MultiProcessRun:
     def run(self, steps: int) -> float:
         """Train for `steps`; the seconds per step of the slowest process."""
         futures = [rank.submit(run_rank, steps) for rank in self.ranks]
-        return max(future.result() for future in futures)
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)  # if one fails, others wait for it
+        return max(future.result() for future in done)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, of which some may wait for others for ever."""
         for rank in self.ranks:
+            for process in list((rank._processes or {}).values()):
+                process.kill()
             rank.shutdown(wait=False, cancel_futures=True)
+        for path in Path(tempfile.gettempdir()).glob(f"store-{self.name}-*"):  # where they met
+            path.unlink(missing_ok=True)
 
 
 # In a process of a MultiProcessRun: its part, and the world that it is in to its end.

@@ -116,9 +116,10 @@ def data_parallel(setup: Setup) -> Variants | str:
         return "needs 2 GPUs"
     whole = count * setup.config.data.batch_size
     config = with_knobs(setup.config, {"data.batch_size": whole, "compute.compile": False})
+    share = with_knobs(config, {"data.workers": -(-config.data.workers // count)})  # of each
     return {
         "DataParallel": Variant(config, use_threads),
-        f"DDP, {count} processes": Variant(config, start=partial(MultiProcessRun, size=count)),
+        f"DDP, {count} processes": Variant(share, start=partial(MultiProcessRun, size=count)),
     }
 
 

@@ -1,12 +1,19 @@
 """The rows of this tool in `bench`: each way to write a loop trains, on the same images."""
 
 import json
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import changed, mixed
+from conftest import changed, mixed, wait_for
 
 from image_classifier.data import TrainData
 from image_classifier.extensions import of_tools
@@ -16,6 +23,7 @@ TOOLS = "image_classifier.tools"
 bench = pytest.importorskip(f"{TOOLS}.bench.bench").bench
 Budget = pytest.importorskip(f"{TOOLS}.bench.measure").Budget
 timed_run = pytest.importorskip(f"{TOOLS}.bench.timed_run")
+gpu = pytest.importorskip(f"{TOOLS}.loop_tips.gpu")
 loading = pytest.importorskip(f"{TOOLS}.loop_tips.loading")
 tips = pytest.importorskip(f"{TOOLS}.loop_tips.tips")
 
@@ -47,6 +55,38 @@ def test_images_that_an_epoch_repeats_have_their_labels(config):
     plain = loading.PlainDataset(data.loader.samples, as_float=False)
     _, label, index = plain[0, 3 * len(data) + 5]
     assert (label, index) == (data.source.labels[5], 5)
+
+
+def test_processes_share_the_workers_of_one(config, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    for workers, share in ((16, 2), (3, 1), (0, 0)):
+        config = changed(config, data__workers=workers)
+        setup = timed_run.Setup(config, World(torch.device("cuda", 0)), data=None)
+        found = tips.data_parallel(setup).values()
+        assert [variant.config.data.workers for variant in found] == [workers, share]
+        assert {variant.config.data.batch_size for variant in found} == {8 * 16}
+
+
+def test_of_processes_that_wait_for_one_that_failed_none_stays(config, monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # or it knows another one already
+    run = gpu.MultiProcessRun(changed(config, data__limit=32, compute__device="cpu"), 2)
+    try:
+        assert run.run(1) > 0
+        assert [*tmp_path.glob("store-*")]
+        first, second = (next(iter(rank._processes)) for rank in run.ranks)
+        os.kill(first, signal.SIGSTOP)  # as one that waits in a kernel of NCCL
+        found = ThreadPoolExecutor(1).submit(run.run, 1)
+        time.sleep(1)
+        os.kill(second, signal.SIGKILL)
+        with pytest.raises(BrokenProcessPool):
+            found.result(timeout=20)
+        run.close()
+        wait_for(lambda: not multiprocessing.active_children())
+        assert not [*tmp_path.glob("store-*")]
+    finally:
+        for process in multiprocessing.active_children():
+            process.kill()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
