@@ -94,7 +94,8 @@ def test_ray_on_this_machine_is_for_this_user_alone(monkeypatch):
 
 
 def test_more_workers_than_gpus_are_refused_before_ray_waits_for_them(config, monkeypatch):
-    training = pytest.importorskip("image_classifier.tools.ray_train.ray_train")
+    name = "image_classifier.tools.ray_train.ray_train"
+    training = pytest.importorskip(name)
     ray, trainer = Mock(), Mock()
     ray.cluster_resources.return_value = {"CPU": 8.0, "GPU": 1.0}
     trainer().fit().return_value = 0
