@@ -47,10 +47,8 @@ from image_classifier.train import (
 aten = torch.ops.aten
 PUTS = aten.index_put_.default, aten.index_put.default
 GPU = torch.device("cuda", 0)
-pytestmark = [
-    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one"),
-    pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor"),  # by deepcopy
-]
+# By deepcopy.
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 
 
 class HiddenWaitError(Exception):
@@ -138,6 +136,8 @@ class FakeGPU(FakeTensorMode):
 @pytest.fixture
 def gpu(monkeypatch):
     """A block with CUDA tensors, and what the package asks of a driver."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a real one")
     # Fake tensors take draws of the CPU's generator. Those of CUDA need a driver.
     generator_at = seeding.generator_at
     monkeypatch.setattr(seeding, "generator_at", lambda *key, **_: generator_at(*key))
@@ -189,7 +189,7 @@ def augmented(gpu, config, start=3, stop=5):
 def trained(gpu, config):
     """The state after two steps, as `train` does them; in the second the host never waits."""
     data, precision, normalize, augment = opened(config)
-    model = init_model(config, data, normalize).to(GPU, memory_format=precision.memory_format)
+    model = precision.place(init_model(config, data, normalize))
     ema = deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
     optimizer = build_optimizer(config.optim, model)
     loss_fn = build_loss(config, data, data.batch_size)
@@ -266,6 +266,18 @@ def test_optimizers_never_wait(gpu, config, name, precision):
             config = changed(config, optim__layer_decay=0.5)
     state = trained(gpu, config)
     assert all(norms.device == GPU for _, norms in state.precision.recent)
+
+
+OPTIONS = [
+    {"optim__freeze_bn": True},
+    {"optim__label_smoothing": 0.1} | mixed(mixup=1.0),
+    {"compute__channels_last": False},
+]
+
+
+@pytest.mark.parametrize("knobs", OPTIONS)
+def test_a_step_stays_on_the_device_with_every_option(gpu, config, knobs):
+    trained(gpu, changed(config, model__name="resnet9", **knobs))
 
 
 @pytest.mark.parametrize("loss", ["entropy"] + ["focal", "asymmetric"] * (LOSSES is not None))

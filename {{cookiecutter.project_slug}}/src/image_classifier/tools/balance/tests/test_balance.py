@@ -4,8 +4,10 @@ from argparse import Namespace
 from dataclasses import replace
 
 import pytest
+import test_fake_gpu
 import torch
 from conftest import changed, mixed, write_photo
+from test_fake_gpu import augmented, of_several, trained
 from test_order import opened, seen
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
@@ -18,6 +20,7 @@ from image_classifier.runtime.distributed import World
 from image_classifier.tasks import build_loss, class_loss
 from image_classifier.tools.balance.order import balanced_order_at
 
+gpu = test_fake_gpu.gpu  # a fixture
 CPU = World(torch.device("cpu"))
 PARTS = (0, 4), (4, 6)  # of six images
 
@@ -130,3 +133,17 @@ def test_labels_that_all_images_have_or_of_which_nothing_is_known_have_a_finite_
     build_loss(config, Namespace(source=source), 2).of(logits, Augmented(None, labels)).backward()
     assert logits.grad.isfinite().all()
     assert (logits.grad[:, 0] < 0).all()  # that they have it is still learned
+
+
+@pytest.mark.parametrize("balance", ["sampling", "loss"])
+def test_balanced_classes_stay_on_the_device(gpu, config, balance):
+    config = changed(config, data__balance=balance)
+    weights = augmented(gpu, config).weights
+    assert (weights is not None) == (balance == "loss")
+    trained(gpu, config)
+
+
+def test_weights_of_several_labels_are_copied_to_the_device_once(gpu, config, monkeypatch):
+    monkeypatch.setitem(DATASETS, "rows", of_several)
+    config = changed(config, data__name="rows", model__task="multi-label")
+    trained(gpu, changed(config, data__balance="loss"))

@@ -3,12 +3,17 @@
 import math
 
 import pytest
+import test_fake_gpu
 import torch
+from conftest import changed
+from test_fake_gpu import GPU
+from test_launches import Operations
 from torch import nn
 
 from image_classifier.config import ModelConfig, OptimConfig
 from image_classifier.models import build_model, models_by_name
 from image_classifier.optim import build_optimizer
+from image_classifier.precision import Precision
 from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.config_dict import (
     flatten,
@@ -16,6 +21,8 @@ from image_classifier.runtime.config_dict import (
 )
 from image_classifier.tools.muon import optimizer
 from image_classifier.tools.muon.optimizer import orthogonal
+
+gpu = test_fake_gpu.gpu  # a fixture
 
 
 # Norms, scales, tokens, positions, biases of places, groups.
@@ -110,3 +117,18 @@ def test_the_preset_folder_has_it():
     assert (name, preset.optim.name, preset.optim.lr) == ("folder", "muon", 2e-3)
     assert of_others(flatten(preset)) == {}
     assert of_others({"optim.name": "lion"}) == {"optim.name": "lion"}
+
+
+def test_a_step_of_resnet50_takes_as_few_operations_as_it_has_shapes_of_filters(gpu, config):
+    optim = changed(config, optim__name="muon").optim
+    model = build_model(ModelConfig(name="resnet50"), 1000, 224).to(GPU)
+    built = build_optimizer(optim, model)
+    precision = Precision("bf16", config.compute, optim, GPU)
+    for _ in range(2):  # the first step allocates
+        for weight in model.parameters():
+            weight.grad = torch.ones_like(weight)
+        with Operations() as found, gpu.waits(10 * (not built.state)):
+            precision.step(built)
+    shapes = {weight.shape for weight in built.hidden}
+    print(len(built.hidden), len(shapes), len(found.calls))
+    assert len(found.calls) <= 40 * len(shapes)

@@ -46,7 +46,6 @@ def test_a_short_run_ends_with_images_of_full_size(config):
     assert [batch.shape[3] for batch in augmented(longer, range(6, 11))] == [16, 16] + [32] * 3
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
 def test_images_grow_on_the_device(gpu, config):
     growing = changed(config, epochs=10, augment__min_size=16)
     seen = [test_fake_gpu.augmented(gpu, growing, at, at + 1).images for at in (0, 32, 36)]
