@@ -65,3 +65,19 @@ def test_crops_stay_on_the_device(gpu, config, satellite):
     assert augmented(gpu, changed(config, **knobs)).images.shape == (16, 3, 32, 32)
     deep = on_deep(config, satellite, 5, augment__crop="resized")
     assert augmented(gpu, deep).images.shape == (8, 5, 32, 32)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_gpu_cuts_the_pixels_of_a_cpu_though_training_lets_it_round_products(bits):
+    noise = torch.Generator().manual_seed(0)
+    images = torch.randint(2**bits, (100, 37, 61, 3), generator=noise).float()
+    boxes = random_boxes(torch.rand((100, crops.BOX_DRAWS), generator=noise), 37, 61, 0.35)
+    here = crop_by_products(images, boxes, 24)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")  # TF32, as `Precision` does
+    there = crop_by_products(images.cuda(), boxes.cuda(), 24).cpu()
+    torch.set_float32_matmul_precision(precision)
+    # TF32 would move 8 bits by 0.4 at most, and 16 bits by 50 to 140.
+    assert (there - here).abs().max() < 0.5
