@@ -1,8 +1,11 @@
 """What only a GPU can show: every precision, no hidden waits, correct overlap, exactness."""
 
 import gc
+import re
+import sys
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -23,7 +26,7 @@ from conftest import (
     untrained_run,
 )
 from test_fake_gpu import of_several, read_after
-from test_faults import NO_MEMORY, last, plant
+from test_faults import NO_MEMORY, lack_memory, last, plant
 from test_ranks import end_of_failing
 from test_resume import assert_same
 
@@ -35,13 +38,15 @@ from image_classifier.config import (
     ComputeConfig,
     ModelConfig,
 )
+from image_classifier.data import Source, shared_memory
+from image_classifier.data import batch as batch_module
 from image_classifier.data.datasets import DATASETS
-from image_classifier.data.loader import TrainData
+from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.errors import EXIT_OUT_OF_MEMORY, FaultError
 from image_classifier.extensions import find_tool, of_tools
 from image_classifier.models import build_model, models_by_name
 from image_classifier.parallel import Replicas
-from image_classifier.runtime import distributed
+from image_classifier.runtime import distributed, launch
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.launch import run_in_processes
 from image_classifier.train import train
@@ -56,7 +61,8 @@ def on_gpu(config):
     """A short run with all that may happen in a step."""
     config = changed(config, **mixed(cutout=4, mixup=0.2, cutmix=0.5))
     config = changed(config, optim__ema_decay=0.9, optim__clip_norm=1.0, model__dropout=0.1)
-    return changed(config, compute__device="cuda", model__name="resnet9")
+    config = changed(config, compute__device="cuda", model__name="resnet9")
+    return changed(config, run__processes=1)  # however many GPUs there are
 
 
 def trained_weights(config, **knobs):
@@ -95,7 +101,9 @@ def train_without_waits(monkeypatch, config):
 
 allow_sync_debug = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 EVERYTHING = GROWING | {"precision": "fp16", "augment__flip": "alternating"}
-EVERYTHING |= {"optim__accumulate": 2}
+EVERYTHING |= {"optim__accumulate": 2, "optim__label_smoothing": 0.1, "optim__freeze_bn": True}
+EVERYTHING |= {"compute__channels_last": False}
+EVERYTHING |= {"augment__crop": "resized"} if find_tool("crops", "device-crops") else {}
 EVERYTHING |= {"data__balance": "loss"} if find_tool("order", "balance") else {}
 
 
@@ -179,6 +187,30 @@ def test_streamed_batches_arrive_to_the_last_byte_while_the_bus_is_busy(digests,
 def test_a_batch_that_is_overwritten_before_it_was_copied_would_be_found(digests, monkeypatch):
     monkeypatch.setattr(torch.cuda.Event, "synchronize", Mock())
     assert digests(GPU, 16) != digests(torch.device("cpu"), workers=2)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_batches_are_copied_out_of_page_locked_memory(on_gpu, monkeypatch, capsys, is_refused):
+    batch_module.warn_not_pinned.cache_clear()
+    if is_refused:  # which would be found
+        monkeypatch.setattr(shared_memory, "page_lock", lambda _: False)
+    train(changed(on_gpu, data__where="stream", data__workers=2))
+    assert ("batches are not page-locked" in capsys.readouterr().out) == is_refused
+
+
+@pytest.mark.parametrize("has_one_stream", [True, False])
+def test_evaluations_share_the_memory_of_their_copies(on_gpu, monkeypatch, has_one_stream):
+    if not has_one_stream:  # torch keeps memory for each, which would be found
+        monkeypatch.setattr(batch_module, "copy_stream", torch.cuda.Stream)
+    config = changed(on_gpu, data__where="stream", data__workers=2)
+    gc.collect()
+    torch.cuda.empty_cache()
+    reserved = []
+    with closing(EvalData(config.data, "val", World(GPU))) as data:
+        for _ in range(9):
+            list(data.batches())
+            reserved.append(torch.cuda.memory_reserved())
+    assert (reserved[-1] == reserved[1]) == has_one_stream
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -274,6 +306,33 @@ def test_a_gpu_with_too_little_memory_trains_in_smaller_micro_batches(on_gpu, mo
     assert abs(scores[0].value("loss") - loss) < 0.01
 
 
+@pytest.mark.parametrize(("is_kept", "places"), [(False, "device device"), (True, "device host")])
+def test_images_of_a_third_of_a_gpu_are_on_it_again_after_its_memory_ran_out(
+    on_gpu, monkeypatch, capsys, is_kept, places
+):
+    def black(_, split):
+        count = 2**17 if split == "train" else 64
+        return Source(
+            torch.arange(count) % 10, tuple("abcdefghij"), torch.zeros(count, 32, 32, 3).byte()
+        )
+
+    monkeypatch.setitem(DATASETS, "black", black)
+    config = changed(on_gpu, data__name="black", data__limit=0, optim__warmup_epochs=0)
+    config = changed(config, epochs=2**-11)  # four steps
+    if is_kept:  # the images of the first attempt, which would be found
+        kept = []
+        monkeypatch.setattr(TrainData, "close", lambda data: kept.append(data.pixels))
+    lack_memory(monkeypatch, most=8, first=2, error=torch.OutOfMemoryError)  # a new one
+    monkeypatch.setenv("RUN_RESTARTS", "0")  # which a restart changes
+    gc.collect()
+    torch.cuda.empty_cache()
+    most = torch.cuda.memory_allocated() + 2**17 * 32 * 32 * 3 * 10 // 3
+    rest = lambda *_: (most - torch.cuda.memory_reserved(), most)  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "mem_get_info", rest)
+    run_in_processes(lambda: train(config), config.run, config.compute)
+    assert re.findall(r"images: (\w+):", capsys.readouterr().out) == places.split()
+
+
 @pytest.mark.parametrize("where", ["device", "host", "stream"])
 def test_numbers_of_16_bits_arrive_as_on_a_cpu(config, satellite, where):
     config = on_deep(config, satellite, 5, data__where=where, data__workers=2, augment__crop="pad")
@@ -289,9 +348,8 @@ def test_every_command_takes_the_gpu_by_itself(tmp_path, photos, capsys):
     run, image = str(tmp_path / "run"), str(photos / "val" / "ant" / "12.jpg")
     best = f"{run}/checkpoints/best.pt"
     data = ["--data.root", str(photos), "--data.image-size", "64", "--data.batch-size", "4"]
-    data += ["--model.name", "resnet9", "--model.width", "8"]
+    data += ["--model.name", "resnet9", "--model.width", "8", "--run.processes", "1"]
     train_words = ["train", "folder", "--epochs", "2", "--run.dir", run, *data]
-    train_words += ["--run.processes", "1"]  # or there would be one for each GPU
     each = (
         train_words,
         ["evaluate", run],
@@ -341,30 +399,40 @@ def test_ranks_on_a_gpu_learn_as_one_process(on_gpu, tmp_path):
     assert losses(config.run.dir) == pytest.approx(losses(alone.run.dir), rel=1e-2)
 
 
-def talk_by_nccl():
-    """What a group of one rank sums by NCCL, beside one of gloo; and a step of DDP in it."""
+def talk_by_nccl(gradient_dtype):
+    """3 x 2 by NCCL in a group of one, beside one of gloo; if gradients of DDP are those of bf16.
+
+    They meet in a file without a name, as ranks on one machine do.
+    """
     torch.cuda.set_device(GPU)
-    store = dist.HashStore()
-    dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=GPU)
-    beside = dist.new_group(backend="gloo")
-    number = torch.ones(1, device=GPU)
-    dist.all_reduce(number)
-    dist.all_reduce(torch.ones(1), group=beside)
-    model = build_model(ModelConfig(name="resnet9", width=8), 10, 32)
-    model = model.to(GPU, memory_format=torch.channels_last)
-    world = SimpleNamespace(size=2, device=GPU)
-    ddp_model = Replicas(ComputeConfig(gradient_dtype="bf16"), world).wrap(model)
-    ddp_model.compile()
-    images = torch.randn(16, 3, 32, 32, device=GPU).contiguous(memory_format=torch.channels_last)
-    with torch.autocast("cuda", torch.bfloat16):
-        loss = ddp_model(images).square().mean()
-    loss.backward()
-    dist.destroy_process_group()
-    return number.item(), loss.isfinite().item()
+    with launch.meeting_place() as (variables, _), pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*variables.popitem())
+        store = distributed.open_store(0, 1, 1, timedelta(seconds=60))
+        dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=GPU)
+        beside = dist.new_group(backend="gloo")
+        number = torch.full((1,), 3.0, device=GPU)
+        # A sum over one rank would be the same without NCCL.
+        dist.all_reduce(number, op=dist._make_nccl_premul_sum(2.0))
+        dist.all_reduce(torch.ones(1), group=beside)
+        model = build_model(ModelConfig(name="resnet9", width=8), 10, 32)
+        model = model.to(GPU, memory_format=torch.channels_last)
+        world = SimpleNamespace(size=2, device=GPU)
+        ddp_model = Replicas(ComputeConfig(gradient_dtype=gradient_dtype), world).wrap(model)
+        ddp_model.compile()
+        images = torch.randn(16, 3, 32, 32, device=GPU)
+        images = images.contiguous(memory_format=torch.channels_last)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = ddp_model(images).square().mean()
+        loss.backward()
+        gradients = [weight.grad for weight in model.parameters()]
+        are_rounded = all(torch.equal(one, one.bfloat16().float()) for one in gradients)
+        dist.destroy_process_group()
+    return number.item(), are_rounded
 
 
-def test_nccl_serves_a_group_beside_one_of_gloo():
-    assert run_alone(talk_by_nccl) == (0, (1.0, True))
+@pytest.mark.parametrize(("gradient_dtype", "are_rounded"), [("bf16", True), ("fp32", False)])
+def test_nccl_serves_a_group_beside_one_of_gloo(gradient_dtype, are_rounded):
+    assert run_alone(talk_by_nccl, gradient_dtype) == (0, (6.0, are_rounded))
 
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -384,3 +452,28 @@ def test_an_error_on_one_gpu_ends_its_process_while_the_other_waits_for_it(tmp_p
     ended_with, text = end_of_failing(NO_MEMORY[0], tmp_path)  # NCCL would wait for six minutes
     assert ended_with == EXIT_OUT_OF_MEMORY
     assert "rank 1: out of memory at step 2 with micro-batch " in text
+
+
+# What each of two ranks runs; the second is killed in its first attempt.
+RANK = """
+import os, sys
+from conftest import changed, tiny, train, train_until
+
+config = changed(tiny(sys.argv[1]), compute__device="cuda", deterministic=True)
+config = changed(config, run__evaluate_every_epochs=0.25)
+is_killed = os.environ["RUN_RESTARTS"] == "0" and os.environ["RANK"] == "1"
+train_until(config, 5) if is_killed else train(config)
+"""
+
+
+@two_gpus
+def test_a_process_that_is_killed_on_one_gpu_starts_again_with_that_on_the_other(
+    tmp_path, monkeypatch, capfd
+):
+    for name, restarts in (("broken", "0"), ("whole", "1")):
+        words = [sys.executable, "-c", RANK, str(tmp_path / name)]
+        monkeypatch.setattr(sys, "orig_argv", words)
+        monkeypatch.setenv("RUN_RESTARTS", restarts)
+        assert launch.launch(2) == 0
+    assert "restart 1 of 3, from the last save" in capfd.readouterr().err
+    assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
