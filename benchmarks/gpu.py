@@ -11,16 +11,18 @@ of JPEGs in train/<class>/ and test/<class>/; of photographs, in train/<class>/ 
 a folder or a tar, it takes as many as fit. A peer is a script that trains on
 `cifar10/{train,test}.pt`, as those of airbench do.
 
-`run` installs the wheels into a folder beside the project and makes one stage after the other. A
-command that takes longer than its limit is killed with all that it started, and the next one goes
-on. After each one, `gpu.json` in `--out` (or $OUT) has what all of them returned, printed and
-wrote, and `gpu.log` all that was printed. What has passed is not made again: call it as often as
-needed, or on another machine with `--after gpu.json`. Without a GPU, or with `--device cpu`, sizes
-are tiny and commands that need a GPU are left out: a rehearsal. `report` writes down what was seen.
+`run` installs the wheels into a folder beside the project and makes one stage after the other; the
+first of them, which asks what the machine is, needs none. A command that takes longer than its
+limit is killed with all that it started, and the next one goes on. After each one, `gpu.json` in
+`--out` (or $OUT) has what all of them returned, printed and wrote, and `gpu.log` all that was
+printed. What has passed is not made again: call it as often as needed, or on another machine with
+`--after gpu.json`. Without a GPU, or with `--device cpu`, sizes are tiny and commands that need a
+GPU are left out: a rehearsal. `report` writes down what was seen.
 """
 
 import argparse
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -50,6 +52,8 @@ MOST_BYTES = 56 * 2**20  # of the archive
 TOGETHER = "at the same time"  # ends the title of a stage whose commands run so
 WORK = ROOT / "build" / "gpu"  # what `run` makes: wheels, images, runs, its state
 KEPT_LINES = 200  # of what a command printed, its last ones; and all that a row is made of
+PHASE = re.compile(r"  (\w[\w ]*\w) +([\d.]+) ms")  # of `--profile`
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of events in its trace
 RUN = re.compile(r"run (-?\d+): ({.*})")  # of `repeat`; -1 warms up
 PEER_BEGINS = re.compile(r"\|\s+(\w+)\s+\|\s+0\s+\|")  # airbench's first epoch of a run
 PEER_ENDS = re.compile(r"\|\s+eval\s+\|.*\|\s+([\d.]+)\s+\|\s+([\d.]+)\s+\|")
@@ -79,7 +83,8 @@ SIZES = {
 }
 # How commands begin. Upper-case words stand for folders; RESULTS and RUN are new for each command.
 BEGINNINGS = {
-    "test": "-m pytest -v -rs --tb short -W default -o faulthandler_timeout=90"
+    # By `-m gpu` alone tests may see a GPU.
+    "test": "-m pytest -m gpu -v -rs --tb short -W default -o faulthandler_timeout=90"
     " -p no:cacheprovider -p no:benchmark",
     "compare": "benchmarks/training.py --device {device} --root SOME --scratch SCRATCH"
     " --rounds 1 --results RESULTS {course}",
@@ -100,7 +105,8 @@ BEGINNINGS = {
     " profiler",
 }
 # Each stage, and its commands: seconds, what they need, and words for Python. Commands of a stage
-# that is marked so run at the same time: they prove, and measure no speed.
+# that is marked so run at the same time: they prove, and measure no speed. What is most likely to
+# fail on a GPU comes first.
 STAGES = """
 what this machine is
    20  -          {step} machine
@@ -108,14 +114,31 @@ correct, at the same time
    90  -          train.py smoke --compute.device {device} --data.where stream --data.workers 4
                   --run.dir RUN
   200  -          {test} tests/test_gpu.py -n 8 --durations 12
-  200  -          {test} -m gpu --ignore tests/test_gpu.py -n 4
-whole training beside others
+  200  -          {test} --ignore tests/test_gpu.py -n 4
+where the time of a step goes
+   90  -          {profile}
+   90  gpu        {profile} --augment.policy none
+   90  gpu        {profile} --optim.ema-decay 0
+   90  gpu        {profile} --optim.name sgd --optim.lr 0.1
+   90  gpu,cifar  train.py {airbench} --profile --data.name folder --data.root CIFAR --run.dir RUN
+   90  gpu,cifar  train.py cifar10_speed --profile --data.name folder --data.root CIFAR --epochs 4
+                  --run.dir RUN
+kills, and what cifar10 and cifar10_best reach beside airbench96, at the same time
+  400  -          -m faults --gpu --tries {tries} --only random
+  400  -          -m faults --gpu --tries {tries} --only without
+  400  -          -m faults --gpu --tries {tries} --only transformer
+  300  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10{short}'
+  300  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10_best{short}'
+  300  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS --script airbench96_faster
+                  --mode default
+whole training beside others; memory after evaluations, and the time of saves
    90  -          {compare} --only timm
    70  -          {compare} --only ours-streamed
    70  -          {compare} --only ours-synthetic
    90  -          {compare} --only ours
    80  gpu        {compare} --only lightning
    80  gpu        {compare} --only examples
+  120  -          {step} evaluations --photos PHOTOS --words 'folder {photos} {brief}'
 airbench's recipe, beside airbench
   300  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS --script airbench94_muon
                   --runs {runs}
@@ -135,14 +158,6 @@ airbench's recipe, beside airbench
 a few photographs, from trained weights
   100  -          train.py finetune_lite0 --data.root SOME --compute.device {device} --run.dir RUN
                   {few}
-where the time of a step goes
-   90  -          {profile}
-   90  gpu        {profile} --augment.policy none
-   90  gpu        {profile} --optim.ema-decay 0
-   90  gpu        {profile} --optim.name sgd --optim.lr 0.1
-   90  gpu,cifar  train.py {airbench} --profile --data.name folder --data.root CIFAR --run.dir RUN
-   90  gpu,cifar  train.py cifar10_speed --profile --data.name folder --data.root CIFAR --epochs 4
-                  --run.dir RUN
 what each tip buys, on photographs and on resident images
   290  -          {photo_tips} {tips_1}
   290  gpu        {photo_tips} {tips_2}
@@ -152,14 +167,6 @@ modes of torch.compile; decoding on the GPU; checkpointing
   100  -          {step} decode --photos PHOTOS {tiny}
   300  -          {step} checkpointing {tiny}
   590  -          {step} compile {tiny}
-kills, and what cifar10 and cifar10_best reach beside airbench96, at the same time
-  400  -          -m faults --gpu --tries {tries} --only random
-  400  -          -m faults --gpu --tries {tries} --only without
-  400  -          -m faults --gpu --tries {tries} --only transformer
-  300  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10{short}'
-  300  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10_best{short}'
-  300  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS --script airbench96_faster
-                  --mode default
 more seeds of cifar10 and cifar10_best
   580  gpu,cifar  {step} repeat --cifar CIFAR --seed 1 --runs 2 --words cifar10
   580  gpu,cifar  {step} repeat --cifar CIFAR --seed 1 --runs 2 --words cifar10_best
@@ -168,8 +175,6 @@ other sizes of whole training
   590  gpu        {compare} --only ours-jpeg ours-fp32 ours-fp32-nchw
 fine-tuning of a network of timm at 224 pixels
   300  -          {tune}
-memory after evaluations of streamed images, and the time of saves
-  120  -          {step} evaluations --photos PHOTOS --words 'folder {photos} {brief}'
 """
 
 
@@ -306,10 +311,12 @@ def run(given: argparse.Namespace) -> int:
             say(log, "torch sees no GPU; --device cpu rehearses without one")
             return 1
         on_gpu = has_gpu and given.device != "cpu"
-        places = prepare(on_gpu, log)
-        for number, (title, commands) in stages(on_gpu, given.only).items():
-            if number not in given.stages:
-                continue
+        places = {"GPU": "yes" * on_gpu}
+        asked = stages(on_gpu, given.only)
+        for number in [number for number in asked if number in given.stages]:
+            title, commands = asked[number]
+            if number and "PHOTOS" not in places:  # the first asks what the machine is, before that
+                places.update(prepare(on_gpu, log))
             say(log, f"\n== stage {number}: {title}")
             todo = []
             for command in commands:
@@ -390,7 +397,6 @@ def prepare(on_gpu: bool, log: Any) -> dict[str, str]:  # noqa: ANN401
         "SCRATCH": str(WORK / "scratch"),
         "CIFAR": str(WORK / "cifar") * (WORK / "cifar").exists(),
         "PEERS": str(data / "peers") * peers,
-        "GPU": "yes" * on_gpu,
     }
 
 
@@ -468,6 +474,10 @@ def run_command(
             rows = text.splitlines() if path.suffix == ".jsonl" else [text]
             found = [json.loads(row) for row in rows]
             results[str(path.relative_to(folder))] = found if path.suffix == ".jsonl" else found[0]
+    for path in folder.rglob("trace.json.gz"):
+        with contextlib.suppress(OSError, EOFError, ValueError):  # the same
+            results["profile"] = profile(path, lines)
+            say(log, f"-- {results['profile']}")
     shutil.rmtree(folder, ignore_errors=True)
     tables = (found for found in results.values() if isinstance(found, dict))
     code = code or ", ".join(name for found in tables for name in found.get("failures", ()))
@@ -476,6 +486,29 @@ def run_command(
     kept = [line for line in lines[:-KEPT_LINES] if any(part.search(line) for part in said)]
     kept += lines[-KEPT_LINES:]
     return {"code": code, "seconds": took, "printed": kept, "results": results}
+
+
+def profile(trace: Path, printed: Iterable[str]) -> dict[str, Any]:
+    """What `--profile` found: the phases of a step in milliseconds, as it printed them.
+
+    And, of its trace, the kernels of a step, and the share of the time from the first to the end of
+    the last in which the GPU computes or copies; on a CPU there are none.
+    """
+    found = {"phases_ms": {m[1]: float(m[2]) for line in printed if (m := PHASE.fullmatch(line))}}
+    with gzip.open(trace) as file:
+        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in ON_DEVICE)
+    if not spans:
+        return found
+    steps = {e["name"] for e in events if e["name"].startswith("ProfilerStep#")}
+    found["kernels_per_step"] = sum(e.get("cat") == "kernel" for e in events) / len(steps)
+    began = end = spans[0][0]
+    busy = 0.0
+    for start, stop in spans:
+        busy += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    found["busy_share"] = busy / (end - began)
+    return found
 
 
 def report(given: argparse.Namespace) -> None:
@@ -504,12 +537,14 @@ def report(given: argparse.Namespace) -> None:
     }
     found = measurements.measured(rows, failures) | past
     kept = {words: row for words, row in before["measured"].items() if words in asked}
+    profiles = {words: one["results"].get("profile") for words, one in made.items()}
+    profiles = before.get("profiles", {}) | {w: seen for w, seen in profiles.items() if seen}
     measurements.write(
         measurements.RESULTS / "gpu.json",
         "The first hour on a GPU",
         "Tests that passed and failed, the last time that a command was made; the seconds of "
         "`repeat` and `peers` are those of training and of the evaluation at its end.",
-        found | {"measured": kept | found["measured"]},
+        found | {"measured": kept | found["measured"], "profiles": profiles},
     )
     trained = [
         found
