@@ -67,6 +67,7 @@ SIZES = {
         "course": "--steps 100",
         "photos": "--model.name resnet50 --data.image-size 224 --data.batch-size 256",
         "brief": "--compute.device cuda --epochs 2",
+        "recorded": "--compute.device cuda --epochs 2",
         "few": "--epochs 4",
         "tuned": "--model.name timm/convnext_tiny",
         **{"tries": "20", "runs": "5", "short": "", "tiny": ""},
@@ -75,6 +76,7 @@ SIZES = {
         "course": "--steps 20 --batch 4 --size 32 --network resnet18",
         "photos": "--model.name resnet9_gn --data.image-size 32 --data.batch-size 16",
         "brief": "--compute.device cpu --epochs 1 --data.limit 64",
+        "recorded": "--compute.device cpu --epochs 5 --data.limit 64",  # 20 steps: 18 are needed
         "few": "--epochs 1 --data.image-size 64 --data.limit 32",
         "tuned": "--model.name timm/convnext_atto --data.image-size 32 --data.batch-size 16",
         **{"tries": "1", "runs": "1", "tiny": "--tiny"},
@@ -94,7 +96,7 @@ BEGINNINGS = {
     " --run.dir RUN --rows",
     "tune": "train.py finetune --data.root PHOTOS --run.init-from= --optim.no-freeze-bn"
     " --epochs 1 --run.log-every-steps 5 --run.dir RUN {tuned}",
-    "profile": "train.py folder --profile --data.root PHOTOS {photos} {brief} --run.dir RUN",
+    "profile": "train.py folder --profile --data.root PHOTOS {photos} {recorded} --run.dir RUN",
     "airbench": "cifar10_speed --model.name airbench --epochs 8 --augment.cutout 0"
     " --augment.min-size 0",
     "tips_1": "mixed_precision channels_last fused_optimizer cudnn_benchmark pin_memory"
@@ -313,7 +315,7 @@ def run(given: argparse.Namespace) -> int:
         on_gpu = has_gpu and given.device != "cpu"
         places = {"GPU": "yes" * on_gpu}
         asked = stages(on_gpu, given.only)
-        for number in [number for number in asked if number in given.stages]:
+        for number in [n for n in asked if n in given.stages and asked[n][1]]:
             title, commands = asked[number]
             if number and "PHOTOS" not in places:  # the first asks what the machine is, before that
                 places.update(prepare(on_gpu, log))

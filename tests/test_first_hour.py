@@ -146,16 +146,16 @@ def test_what_may_fail_on_a_gpu_comes_before_what_measures_gains():
 
 
 def test_a_machine_is_asked_what_it_is_before_anything_is_installed_there(tmp_path, monkeypatch):
-    made = {0: ("asks", [gpu.Command("-c print(0)")]), 1: ("needs all", [gpu.Command("-c 1")])}
-    made[2] = "too", [gpu.Command("-c 2")]
+    made = {0: ("asks", [gpu.Command("-c print(0)")]), 1: (f"nothing, {gpu.TOGETHER}", [])}
+    made |= {2: ("needs all", [gpu.Command("-c 2")]), 3: ("too", [gpu.Command("-c 3")])}
     prepared = []
     monkeypatch.setattr(gpu, "stages", lambda *_: made)
     monkeypatch.setattr(gpu, "prepare", lambda *_: prepared.append(1) or {"PHOTOS": "."})
     monkeypatch.setattr(gpu, "tell", lambda *_: {"torch": "False", "gpu": None})
     monkeypatch.setattr(gpu, "WORK", tmp_path / "work")
-    assert gpu.main(["run", "--out", str(tmp_path), "--stages", "0"]) == 0
+    assert gpu.main(["run", "--out", str(tmp_path), "--stages", "0", "1"]) == 0
     assert prepared == []
-    assert gpu.main(["run", "--out", str(tmp_path), "--stages", "0", "1", "2"]) == 0
+    assert gpu.main(["run", "--out", str(tmp_path), "--stages", "0", "2", "3"]) == 0
     assert prepared == [1]
 
 
