@@ -111,7 +111,7 @@ BEGINNINGS = {
 # fail on a GPU comes first.
 STAGES = """
 what this machine is
-   20  -          {step} machine
+   60  -          {step} machine
 correct, at the same time
    90  -          train.py smoke --compute.device {device} --data.where stream --data.workers 4
                   --run.dir RUN
