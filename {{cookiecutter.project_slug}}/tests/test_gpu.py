@@ -4,7 +4,6 @@ import gc
 import re
 import sys
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -296,8 +295,7 @@ def test_a_gpu_with_too_little_memory_trains_in_smaller_micro_batches(on_gpu, mo
     try:
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(most / total)
-        alone = replace(config.run, processes=1)
-        run_in_processes(lambda: scores.append(train(config)), alone, config.compute)
+        run_in_processes(lambda: scores.append(train(config)), config.run, config.compute)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     printed = capsys.readouterr()
