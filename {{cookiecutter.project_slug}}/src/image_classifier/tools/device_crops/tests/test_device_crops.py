@@ -7,6 +7,7 @@ from conftest import changed, on_deep
 from test_augment import IMAGES
 from test_fake_gpu import augmented
 from test_order import seen
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier.data import crops
 from image_classifier.tools.device_crops.crops import (
@@ -65,6 +66,23 @@ def test_crops_stay_on_the_device(gpu, config, satellite):
     assert augmented(gpu, changed(config, **knobs)).images.shape == (16, 3, 32, 32)
     deep = on_deep(config, satellite, 5, augment__crop="resized")
     assert augmented(gpu, deep).images.shape == (8, 5, 32, 32)
+
+
+def test_products_of_crops_are_not_rounded_as_training_lets_a_gpu_round_others():
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, _, words=(), knobs=None):
+            if operation is torch.ops.aten.bmm.default:
+                found.append(torch.get_float32_matmul_precision())
+            return operation(*words, **(knobs or {}))
+
+    found = []
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")  # as `Precision` does
+    with Products():
+        crop_by_products(torch.zeros(1, 9, 9, 3), torch.tensor([[0.0, 0.0, 9.0, 9.0]]), 8)
+    after = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(before)
+    assert (found, after) == (["highest", "highest"], "high")
 
 
 @pytest.mark.gpu
