@@ -131,7 +131,8 @@ def test_the_layout_of_the_readme_is_that_of_the_package():
     assert named - {"tools"} == there - {"tools"}  # all tools may be deleted
 
 
-CALL = r"(?:^|\| )image-classifier (.*)"  # which may be called as a verb is
+# A call of a command; its name may be that of the project, too.
+CALL = r"(?:^|\| )image-classifier (.*)"
 CALL += r"|(?:^| )(train)\.py(.*)"
 
 
