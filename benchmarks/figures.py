@@ -74,6 +74,7 @@ REACHED = [
     ),
 ]
 METHODS = ("probe", "finetune", "logistic", "fastai", "timm")  # of transfer.py
+RELEASE = measurements.version().partition(".dev")[0]  # the newest, or the next one
 NOT_REACHED = [
     (
         "`imagenet_rn50_16`, `_88`, `imagenet_vit_s`",
@@ -414,7 +415,7 @@ def highlights() -> str:
     for what, name, says in HIGHLIGHTS:
         result = measurements.load(name)
         state = measurements.state(result)
-        version = state if state.startswith("version") else f"before {measurements.version()}"
+        version = state if state.startswith("version") else f"before {RELEASE}"
         rows.append((what, says(result), f"{machines.letter(result)}, {result['date']}, {version}"))
     heads = ("", "Pretuned first, then others", "machine, date, version")
     return f"{table(heads, rows, numbers=False)}\n\n{machines.lines()}"

@@ -477,7 +477,8 @@ def run_command(
             found = [json.loads(row) for row in rows]
             results[str(path.relative_to(folder))] = found if path.suffix == ".jsonl" else found[0]
     for path in folder.rglob("trace.json.gz"):
-        with contextlib.suppress(OSError, EOFError, ValueError):  # the same
+        # The same; or it is no trace of a profiler.
+        with contextlib.suppress(OSError, EOFError, ValueError, LookupError, ZeroDivisionError):
             results["profile"] = profile(path, lines)
             say(log, f"-- {results['profile']}")
     shutil.rmtree(folder, ignore_errors=True)

@@ -18,6 +18,7 @@ from pretuned import cli, update
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = ROOT / "{{cookiecutter.project_slug}}"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small models need no more
+GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # alike on every machine
 RENDER = cli._render  # also where `renders_once` has put another in its place
 SMOKE = "smoke --epochs 1 --optim.warmup-epochs 0 --data.limit 192"  # two steps

@@ -9,6 +9,7 @@ from importlib.metadata import packages_distributions
 import pytest
 from conftest import (
     ALL,
+    GPUS,
     LONG_NAMES,
     OFF,
     PROJECT,
@@ -154,17 +155,17 @@ def test_a_mistake_that_one_process_meets_is_one_line(where, tmp_path):
 
 def test_a_project_that_was_moved_says_that_its_environment_works_no_longer(tmp_path):
     project = tmp_path / "it's here"
-    (tmp_path / "bin").mkdir()
-    shutil.copy("/bin/true", tmp_path / "bin" / "uv")  # which installs
     shutil.copytree(PROJECT, project, ignore=lambda *_: ["src", ".venv"])
-    (project / ".venv/bin").mkdir(parents=True)
-    shutil.copy("/bin/true", project / ".venv/bin/python")
+    for program in (tmp_path / "bin/uv", project / ".venv/bin/python"):  # which installs
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     said = [run("make", "environment", folder=project, PATH=path).stderr for _ in range(2)]
     moved = project.rename(tmp_path / "there")
     (moved / "pyproject.toml").touch()
     said += [run("make", "environment", folder=moved, PATH=path).stderr for _ in range(2)]
-    warning = f".venv was made as {project}/.venv, and works only there: rm -r .venv && make env"
+    warning = f".venv was made as {project}/.venv, and works only there: rm -r .venv, and make it"
     assert [warning in words for words in said] == [False, False, True, True]
 
 
@@ -181,6 +182,8 @@ def optional_libraries():
 def make(project, *words):
     """Run `make` in the environment of these tests, with nothing installed into it."""
     installed = f"--old-file={sys.prefix}/.{project.name}"
-    command = "env", "--unset=CUDA_VISIBLE_DEVICES", "make"  # where there is a GPU, on that, too
+    # Where there is a GPU, on that, too.
+    gpus = "--unset=CUDA_VISIBLE_DEVICES" if GPUS is None else f"CUDA_VISIBLE_DEVICES={GPUS}"
+    words = ("env", gpus, "make", installed, *words, f"VENV={sys.prefix}")
     # An outer make would hand down its own variables and its jobs.
-    run(*command, installed, *words, f"VENV={sys.prefix}", folder=project, MAKEFLAGS="")
+    run(*words, folder=project, MAKEFLAGS="")

@@ -254,9 +254,13 @@ def test_what_was_changed_since_an_update_was_killed_is_not_lost(project, newer,
         patch.setattr(update.Repository, "write", lambda *words: [own(*words), killed()])
         update.update(project, newer, "")
     edit(project / "LICENSE", b"mine\n")
+    begun = [project / name for name in ("README.md", "run.sh")]
+    for path in begun:
+        cut_short(path)
     with pytest.raises(RefusedError, match="'LICENSE' was changed since"):
         update.update(project, newer, "")
     assert (project / "LICENSE").read_bytes().endswith(b"mine\n")
+    assert all(path.exists() for path in begun)  # or a commit of all would delete them
     git(project, "checkout", "LICENSE")
     edit(project / "Makefile", b"# not committed\n")  # which the update does not touch
     write(project / "docs/new.md", b"not committed\n")

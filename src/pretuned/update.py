@@ -269,6 +269,7 @@ class Repository:
         before = self.files("HEAD")
         after = self.files(commit)
         found = dict(before)
+        begun = []
         for path in before.keys() | after.keys():
             sides = before.get(path), after.get(path)
             if sides[0] == sides[1]:
@@ -283,7 +284,7 @@ class Repository:
                 mode = mode_of(file)
             same = [side for side in sides if side and side.blob == blob]
             if not same and mode and sides[1] and self.is_begun(file, f"{commit}:{path}"):
-                file.unlink()
+                begun.append(file)
                 continue
             if not same:
                 raise RefusedError(
@@ -292,6 +293,8 @@ class Repository:
                 )
             # If the mode alone differs, the side of that mode; some file systems have none.
             found[path] = next((side for side in same if side.mode == mode), same[0])
+        for file in begun:
+            file.unlink()
         return found
 
     def is_begun(self, file: Path, name: str) -> bool:

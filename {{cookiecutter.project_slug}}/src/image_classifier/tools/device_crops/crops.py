@@ -56,10 +56,11 @@ def crop_by_products(images: Tensor, boxes: Tensor, size: int) -> Tensor:
     rows = crop_weights(top, box_height, height, size)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")  # TF32 would keep 11 bits, of 16 in some images
-    narrow = images.permute(0, 3, 1, 2).float() @ columns[:, None].mT
-    pixels = rows[:, None] @ narrow
-    torch.set_float32_matmul_precision(precision)
-    return pixels.permute(0, 2, 3, 1).contiguous()
+    try:
+        narrow = images.permute(0, 3, 1, 2).float() @ columns[:, None].mT
+        return (rows[:, None] @ narrow).permute(0, 2, 3, 1).contiguous()
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def crop_weights(first: Tensor, length: Tensor, count: int, size: int) -> Tensor:

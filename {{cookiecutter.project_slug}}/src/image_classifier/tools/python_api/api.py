@@ -29,7 +29,8 @@ def load(
     Args:
         run: a run folder, or a checkpoint in one.
         more: others, whose mean probabilities are the model's; they need the tool `ensemble`.
-        device: `cpu`, `cuda`, `cuda:1` or `mps`; `auto`: an accelerator if there is one.
+        device: `cpu`, `cuda`, `cuda:1` or `mps`; `auto`: an accelerator if there is one. A GPU is
+            torch's current one from then on.
 
     Raises:
         UserError: if there is no such run or device, or the runs do not fit together.

@@ -44,16 +44,16 @@ def plan(preset: str, options: SearchOptions, changed: Knobs) -> Job:
     size = 1 if options.run.processes == "auto" else options.run.processes
     gpus = min(size, size * devices) if options.gpus == "auto" else options.gpus
     is_none = not gpus and options.compute.device == "cuda"
-    if is_none or gpus > devices or (gpus > 1 and gpus % 1):
+    is_other = gpus and options.run.processes not in ("auto", max(1, gpus))
+    if is_none or is_other or gpus > devices or (gpus > 1 and gpus % 1):
         raise UserError(
-            f"--gpus {gpus:g} of a trial: there are {devices}; a part, or a whole number"
+            f"--gpus {gpus:g} of a trial: there are {devices}; a part, or one for each process"
         )
     own = 1 if options.cpus == "auto" else options.cpus
     if own > cores:
         raise UserError(f"--cpus {own} of a trial: there are {cores}")
-    at_once = options.max_concurrent
-    if at_once == "auto":
-        at_once = min(options.trials, cores // own, int(devices / gpus) if gpus else cores)
+    most = min(options.trials, cores // own, int(devices / gpus) if gpus else cores)
+    at_once = most if options.max_concurrent == "auto" else options.max_concurrent
     min_epochs = options.min_epochs or options.epochs / options.reduction**2
     every = options.run.evaluate_every_epochs
     if options.scheduler != "none" and not options.run.patience:  # which counts evaluations

@@ -1,7 +1,6 @@
 """The rows of this tool in `bench`: each way to write a loop trains, on the same images."""
 
 import json
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -71,10 +70,11 @@ def test_of_processes_that_wait_for_one_that_failed_none_stays(config, monkeypat
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)  # or it knows another one already
     run = gpu.MultiProcessRun(changed(config, data__limit=32, compute__device="cpu"), 2)
+    assert run.run(1) > 0
+    processes = [process for rank in run.ranks for process in rank._processes.values()]
     try:
-        assert run.run(1) > 0
         assert [*tmp_path.glob("store-*")]
-        first, second = (next(iter(rank._processes)) for rank in run.ranks)
+        first, second = (process.pid for process in processes)
         os.kill(first, signal.SIGSTOP)  # as one that waits in a kernel of NCCL
         found = ThreadPoolExecutor(1).submit(run.run, 1)
         time.sleep(1)
@@ -82,10 +82,10 @@ def test_of_processes_that_wait_for_one_that_failed_none_stays(config, monkeypat
         with pytest.raises(BrokenProcessPool):
             found.result(timeout=20)
         run.close()
-        wait_for(lambda: not multiprocessing.active_children())
+        wait_for(lambda: not any(process.is_alive() for process in processes))
         assert not [*tmp_path.glob("store-*")]
     finally:
-        for process in multiprocessing.active_children():
+        for process in processes:
             process.kill()
 
 
