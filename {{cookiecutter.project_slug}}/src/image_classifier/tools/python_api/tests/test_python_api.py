@@ -32,9 +32,6 @@ from image_classifier.tools.python_api.api import (
     fit,
     load,
 )
-from image_classifier.tools.python_api.classifier import (
-    open_device,
-)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +184,11 @@ def test_a_run_or_a_device_that_is_not_there_is_refused(tmp_path, run):
 
 
 def test_of_several_gpus_only_the_one_that_is_named_is_used(monkeypatch):
+    # It imports the tool `predict`, which may be deleted.
+    from image_classifier.tools.python_api.classifier import (
+        open_device,
+    )
+
     current = []
     monkeypatch.setattr(distributed, "find_accelerator", lambda: ("cuda", ""))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
