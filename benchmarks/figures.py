@@ -112,8 +112,11 @@ class Machines:
     def cell(self, result: Result) -> str:
         """Where, when and of which code something was measured, and whether it is stale."""
         stale = measurements.staleness(result)
-        place = f"{self.letter(result)}, {result['date']}, {measurements.state(result)}"
-        return place + f"; **{stale}**" * bool(stale)
+        return self.place(result, measurements.state(result)) + f"; **{stale}**" * bool(stale)
+
+    def place(self, result: Result, state: str) -> str:
+        """Where, when and of which `state` of the code something was measured."""
+        return f"{self.letter(result)}, {result['date']}, {state}"
 
     def lines(self) -> str:
         """What the letters stand for."""
@@ -416,7 +419,7 @@ def highlights() -> str:
         result = measurements.load(name)
         state = measurements.state(result)
         version = state if state.startswith("version") else f"before {RELEASE}"
-        rows.append((what, says(result), f"{machines.letter(result)}, {result['date']}, {version}"))
+        rows.append((what, says(result), machines.place(result, version)))
     heads = ("", "Pretuned first, then others", "machine, date, version")
     return f"{table(heads, rows, numbers=False)}\n\n{machines.lines()}"
 
