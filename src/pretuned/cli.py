@@ -188,15 +188,13 @@ def _list_tools(project: Path) -> str:
 
 # Keys of questions as projects of earlier versions have them.
 _FORMER = {"license": "licence"}
-# What stands for the answer of a project from before the question, if not the default.
-_UNASKED = {"tools": "all"}
 
 
 def _render_again(answers: dict[str, object], output_dir: Path) -> Path:
     """Render the answers of a project that was made before, but for those to older questions."""
     given: dict[str, object] = {"_again": "yes"}
     for key, default in _questions().items():
-        value = answers.get(key, answers.get(_FORMER.get(key, key), _UNASKED.get(key)))
+        value = answers.get(key, answers.get(_FORMER.get(key, key), update.UNASKED.get(key)))
         if value is None:
             continue
         if key == "tools" and isinstance(value, list) and all(isinstance(x, str) for x in value):

@@ -46,6 +46,8 @@ SETTINGS = {  # of git, whatever the user's are
 }
 NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # that git has for a content
 KEYS = {"sha1": "files", "sha256": "files_sha256"}  # of these names in the manifest, by their kind
+# What stands for the answer of a project from before the question, if not the default.
+UNASKED = {"tools": "all"}
 VERSION = re.compile(r"\d+(\.\d+)*([a-z]+\d+|\.dev\d+)*")
 
 Answers = dict[str, object]
@@ -75,7 +77,7 @@ class Tools:
         Raises:
             RefusedError: if there is no such tool, or one that stays needs one that goes.
         """
-        before = answers.get("tools", "all")
+        before = answers.get("tools", UNASKED["tools"])
         is_size = isinstance(before, str)
         had = tools.chosen(tools.TEMPLATE, before) if is_size else self.named(before)
         gone = {*self.named(self.remove)}
