@@ -37,8 +37,8 @@ PACKAGE = Path(config_module.__file__).parent
 FILES = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "tests"]
 MODULES = {str(path.relative_to(PACKAGE)): path.read_text() for path in FILES}
 README = PROJECT / "README.md"
-PAGES = {README, PROJECT / "docs" / "extend.md", PROJECT / "docs" / "guide.md"}
-PAGES = sorted({*PAGES, *PROJECT.glob("docs/*.md"), *PACKAGE.glob("tools/*/README.md")})
+NAMED = README, PROJECT / "docs" / "extend.md", PROJECT / "docs" / "guide.md"
+PAGES = sorted({*NAMED, *PROJECT.glob("docs/*.md"), *PACKAGE.glob("tools/*/README.md")})
 TEXTS = {page: page.read_text() for page in PAGES if page.exists()}  # you may delete any
 # But for the title and the description of the project, which are your words.
 PAGES_TEXT = re.sub(r"\A# .*\n\n.*\n", "", "\n".join(TEXTS.values()))

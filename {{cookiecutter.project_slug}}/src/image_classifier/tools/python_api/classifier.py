@@ -167,7 +167,7 @@ def open_device(name: str) -> torch.device:
     if not is_known or (number and not number.isdecimal()):
         raise UserError(f"device {name!a} is none of auto, cpu, cuda, cuda:1 and mps")
     count = torch.cuda.device_count() if kind == "cuda" else 1
-    if number and int(number) >= max(1, count):
+    if number and 0 < count <= int(number):  # of none, it is told below why
         raise UserError(f"device {name!a} is not there")
     # The current one from here on: else GPU 0 gets a context too, which takes half a GB of it.
     return choose_device(kind, int(number or 0), 1)[0]

@@ -197,6 +197,10 @@ def test_of_several_gpus_only_the_one_that_is_named_is_used(monkeypatch):
     assert found == current == [torch.device("cuda", number) for number in (3, 0, 0)]
     with pytest.raises(UserError, match="device 'cuda:4' is not there"):
         open_device("cuda:4")
+    monkeypatch.setattr(distributed, "find_accelerator", lambda: ("cpu", "no driver"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match="no driver"):
+        open_device("cuda:4")
 
 
 def test_features_are_the_embeddings_of_predict(run, photos, paths, tmp_path):
