@@ -89,6 +89,16 @@ def train_whole(config: Config) -> float:
     return time.monotonic() - began
 
 
+def ends_within(pid: int, seconds: float) -> bool:
+    """Whether a child comes to its end by itself within so many seconds; `wait` tells how."""
+    latest = time.monotonic() + seconds
+    while time.monotonic() < latest:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return True
+        time.sleep(0.001)
+    return False
+
+
 def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to a child and all that it started."""
     with contextlib.suppress(ProcessLookupError):

@@ -31,6 +31,7 @@ from .children import (
     Command,
     assert_same_end,
     difference,
+    ends_within,
     expect,
     fork,
     kill_group,
@@ -109,14 +110,16 @@ def killed_at_random(  # noqa: PLR0913, PLR0917 - a run, and how it is killed
 ) -> Iterator[bool]:
     """Begin runs in `folder`, kill `tries` of them, and let the last come to its end.
 
-    Yields after each, a run of `took` seconds if nobody kills it: whether it came to its end, after
-    which it is removed. What a kill leaves is readable.
+    Yields after each, a run of about `took` seconds if nobody kills it: whether it came to its end,
+    after which it is removed. What a kill leaves is readable.
     """
     kills = 0
     while kills < tries or folder.exists():
+        began = time.monotonic()
         pid = begin()
         if kills < tries:
-            time.sleep(chance.uniform(0.1, 0.9) * took)
+            if ends_within(pid, chance.uniform(0.1, 0.9) * took):
+                took = time.monotonic() - began  # the machine was busy when it took longer
             kill(pid)
         if wait(pid) == 0:
             yield True

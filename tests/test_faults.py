@@ -1,8 +1,10 @@
 """What docs/faults.md promises: a few tries, the table as it was measured, and tests by name."""
 
 import json
+import random
 import re
 import sys
+import time
 from importlib import import_module
 
 import pytest
@@ -44,6 +46,20 @@ def test_a_call_that_was_interrupted_goes_on_with_the_other_rows(tmp_path, monke
     assert tried.read_text() == "abbc"
     found = json.loads((tmp_path / "faults.json").read_text())["faults"]
     assert [(row["fault"], row["seen"]) for row in found] == [(name, "3 tries") for name in "abc"]
+
+
+def test_runs_are_killed_though_they_take_far_less_time_than_the_first_one(tmp_path):
+    kills, children = (import_module(f"faults.{name}") for name in ("kills", "children"))
+    folder = tmp_path / "run"
+
+    def begin():
+        folder.mkdir(exist_ok=True)
+        return children.fork(time.sleep, 0.3)
+
+    ends = [*kills.killed_at_random(begin, folder, 2, 1000, random.Random(0))]
+    assert ends.count(False) == 2
+    assert ends[-1]
+    assert not folder.exists()
 
 
 def test_every_promise_of_the_table_was_kept():
