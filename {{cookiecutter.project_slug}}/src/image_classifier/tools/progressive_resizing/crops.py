@@ -14,6 +14,7 @@ from ...config import AugmentConfig
 from ...data import Batch, TrainData
 
 GROWTH = 0.7, 0.85  # shares of the run at which they begin to grow, and reach full size
+MOST_SIZES = 6  # with two of evaluation 8, after which torch.compile gives up
 Crops = Callable[[Batch, Tensor | None, int], Tensor]  # of a batch, its draws and its step
 
 
@@ -41,6 +42,8 @@ def side_at(done: float, least: int, most: int) -> int:
         return least
     # Each size is compiled and tuned anew. Most networks halve large images five times.
     multiple = 32 if most >= 128 else 4
+    while multiple * (MOST_SIZES - 1) < most - least:
+        multiple *= 2
     side = least + (most - least) * (done - begin) / (end - begin)
     return min(most, max(least, multiple * floor(side / multiple + 0.5)))
 
