@@ -183,6 +183,20 @@ def test_a_gpu_is_used_as_its_generation_allows(monkeypatch):
     assert re.fullmatch("GTX 1080 has compute capability 6.1; torch .* needs 7.5: .*", why)
 
 
+def test_a_rank_whose_gpu_is_too_old_says_which_it_is_and_how_to_leave_it_out(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", Mock())
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90a"])
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", [(8, 9), (6, 1)].__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_name", ["RTX 4090", "GTX 1060"].__getitem__)
+    assert choose_device("auto", 0, 2) == (torch.device("cuda", 0), "")
+    said = "GTX 1060 has compute capability 6.1; .* or hide that GPU by CUDA_VISIBLE_DEVICES"
+    with pytest.raises(UserError, match=said):
+        choose_device("auto", 1, 2)
+
+
 def test_what_is_no_cuda_gpu_is_one_of_apple_or_is_refused_and_said(monkeypatch):
     found = Mock(return_value=torch.device("mps"))
     monkeypatch.setattr(torch.accelerator, "current_accelerator", found)
@@ -214,6 +228,7 @@ def test_each_process_has_a_device_of_its_own_or_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(distributed, "find_accelerator", lambda: ("cuda", ""))
+    monkeypatch.setattr(distributed, "why_too_old", lambda _: "")
     assert choose_device("cpu", 1, 2) == (CPU, "")
     for name in ("auto", "cuda"):
         assert choose_device(name, 1, 2) == (torch.device("cuda", 1), "")
@@ -305,6 +320,21 @@ def test_a_batch_may_be_of_all_images():
     autotune.check_batch_size(12, 12, 2, 3)
     with pytest.raises(UserError, match="is more than there are training images: 12"):
         autotune.check_batch_size(18, 12, 2, 3)
+
+
+def test_a_run_beside_others_has_its_share_of_the_cores_for_threads_and_workers(monkeypatch):
+    monkeypatch.setattr(machine, "affinity", lambda _: range(8))
+    for name in ("OMP_NUM_THREADS", "RUN_CORES"):
+        monkeypatch.delenv(name, raising=False)
+    assert machine.num_cores() == machine.num_threads(1) == 8
+    monkeypatch.setenv("RUN_CORES", "4")
+    assert machine.num_cores() == machine.num_threads(1) == 4
+    assert machine.num_threads(2) == 2
+    source = Mock(__len__=lambda _: 10_000)
+    monkeypatch.setattr(worker_count, "seconds_per_image", lambda _: 0.0)
+    world = World(torch.device("cuda", 0), local_size=2)
+    chosen = worker_count.choose_workers(DataConfig(), Mock(source=source), world)
+    assert chosen[0] == 2
 
 
 def test_a_quota_gives_no_cores_that_a_process_may_not_use(tmp_path, monkeypatch):

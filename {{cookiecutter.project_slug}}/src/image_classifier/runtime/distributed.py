@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..config import ComputeConfig, RunConfig
 from ..errors import UserError
 from .launch import STORE
-from .machine import find_accelerator, num_threads
+from .machine import find_accelerator, num_threads, why_too_old
 from .platform import LOOPBACK, end_with_parent, interface_to, keep_freed_memory
 
 T = TypeVar("T")
@@ -224,6 +224,8 @@ def choose_device(name: str, local_rank: int, local_size: int) -> tuple[torch.de
                 f"--run.processes {count}, or --compute.device cpu"
             )
         device = torch.device("cuda", 0 if has_own else local_rank)
+        if why := why_too_old(device.index):
+            raise UserError(f"{why}, or hide that GPU by CUDA_VISIBLE_DEVICES")
         torch.cuda.set_device(device)
         return device, ""
     if name == "mps" and local_size > 1:

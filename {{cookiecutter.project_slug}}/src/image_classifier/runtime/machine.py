@@ -14,6 +14,7 @@ import torch
 
 from .platform import affinity, free_memory_bytes, install_command
 
+CORES = "RUN_CORES"  # variable with the share of a run that a tool trains beside others
 CGROUPS = Path("/sys/fs/cgroup")
 # Files of a cgroup, of version 2 and 1: the limit, what is used, and of that what files take.
 MEMORY_FILES = (
@@ -37,11 +38,11 @@ def cgroups(controller: str, root: Path) -> list[Path]:
 
 
 def num_cores(root: Path = CGROUPS) -> int:
-    """Cores that this process may use: its CPU affinity, limited by the quotas of its cgroups.
+    """Cores of this process: its CPU affinity or share, limited by the quotas of its cgroups.
 
     `os.cpu_count` counts all cores of the host; threads beyond the quota are throttled.
     """
-    cores = len(affinity(0))
+    cores = min(len(affinity(0)), int(os.environ.get(CORES, sys.maxsize)))
     for folder in cgroups("cpu", root):
         for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
             with suppress(OSError, ValueError):  # no such file, or "max"
@@ -125,15 +126,22 @@ def find_accelerator() -> tuple[str, str]:
         return "cpu", why_no_gpu()
     if found.type not in ("cuda", "mps"):
         return "cpu", f"the {found.type} device of this machine is not supported: cuda and mps are"
-    if found.type == "cuda" and torch.version.cuda:
-        major, minor = torch.cuda.get_device_capability(0)
-        oldest = min(int(re.sub(r"\D", "", arch)) for arch in torch.cuda.get_arch_list())
-        if 10 * major + minor < oldest:
-            return "cpu", (
-                f"{torch.cuda.get_device_name(0)} has compute capability {major}.{minor}; torch "
-                f"{torch.__version__} needs {oldest / 10}: install a build for older CUDA"
-            )
-    return found.type, ""
+    why = why_too_old(0) if found.type == "cuda" else ""
+    return "cpu" if why else found.type, why
+
+
+def why_too_old(gpu: int) -> str:
+    """Why this build of torch has no kernels for a GPU of CUDA; empty if it has."""
+    if torch.version.cuda is None:  # ROCm's GPUs
+        return ""
+    major, minor = torch.cuda.get_device_capability(gpu)
+    oldest = min(int(re.sub(r"\D", "", arch)) for arch in torch.cuda.get_arch_list())
+    if 10 * major + minor >= oldest:
+        return ""
+    return (
+        f"{torch.cuda.get_device_name(gpu)} has compute capability {major}.{minor}; torch "
+        f"{torch.__version__} needs {oldest / 10}: install a build for older CUDA"
+    )
 
 
 def why_no_gpu() -> str:

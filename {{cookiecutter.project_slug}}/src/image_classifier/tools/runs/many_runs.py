@@ -23,7 +23,7 @@ from ...runtime.config_dict import flatten
 from ...runtime.console import say
 from ...runtime.distributed import World
 from ...runtime.files import read_object, write_json
-from ...runtime.machine import num_threads
+from ...runtime.machine import CORES, num_cores
 from ...runtime.run_dir import open_run
 from ...runtime.signals import TIME_LIMIT, Signals, StoppedError
 from ...tasks import metric_of
@@ -197,7 +197,7 @@ def devices(recipe: Recipe) -> list[Place]:
         gpus = visible.split(",")[:count]
     shares = [",".join(gpus[n : n + size]) for n in range(0, len(gpus) - size + 1, size)]
     at_once = recipe.at_once or max(1, len(shares))
-    cores = {"OMP_NUM_THREADS": str(num_threads(at_once * size))} if at_once > 1 else {}
+    cores = {CORES: str(max(1, num_cores() // at_once))} if at_once > 1 else {}
     own = [{"CUDA_VISIBLE_DEVICES": share} for share in shares] or [{}]
     return [cores | own[number % len(own)] for number in range(at_once)]
 

@@ -69,10 +69,8 @@ def build_engine(
     # The first are drawn at random, a quarter at most of TPE's; and no two at once at one place.
     startup = trials if kind == "random" else max(2, min(10, trials // 4))
     # What is proposed again takes nothing from the generator.
-    seed_now = (seed + len(recorded)) % 2**32
-    sampler = optuna.samplers.TPESampler(
-        n_startup_trials=startup, constant_liar=True, seed=seed_now
-    )
+    seed = (seed + len(recorded)) % 2**32
+    sampler = optuna.samplers.TPESampler(n_startup_trials=startup, constant_liar=True, seed=seed)
     return OptunaSearch(space, sampler=sampler, points_to_evaluate=list(recorded), **GOAL)
 
 

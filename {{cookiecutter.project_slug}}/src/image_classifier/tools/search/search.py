@@ -80,9 +80,8 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
 
 def clear(folder: Path) -> None:
     """Delete the trials of an earlier search, and nothing else that may lie there."""
-    old = [record.parent for record in folder.glob(f"[0-9][0-9][0-9]*/{RECORD}")]
-    for path in old:
-        remove(path)
+    for record in sorted(folder.glob(f"[0-9][0-9][0-9]*/{RECORD}")):
+        remove(record.parent)
     if (folder / "search.json").exists():
         shutil.rmtree(folder / "confirm", ignore_errors=True)
 

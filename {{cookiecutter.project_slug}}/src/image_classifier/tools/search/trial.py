@@ -14,6 +14,7 @@ from ...errors import EXIT_RESTART, UserError
 from ...metrics import better, metric_text
 from ...runtime.console import say
 from ...runtime.files import read_object, read_rows, write_json
+from ...runtime.machine import CORES
 from ..runs import saved_runs
 from ..runs.child_runs import POLL_SECONDS, end_run, last_line, start_run, wait_until_free
 from .engines import GOAL, tidy
@@ -130,8 +131,10 @@ class RunTrial(Trainable):
         wait_until_free(self.folder, GRACE_SECONDS)
         own = self.knobs | {"run.evaluate_every_epochs": self.job.every}
         words = self.job.recipe.words(self.folder.name, own)
-        threads = max(1, self.job.options.cpus // self.job.recipe.config.run.processes)  # of each
-        self.process = start_run(words, self.folder / "output.log", OMP_NUM_THREADS=str(threads))
+        cores = self.job.options.cpus
+        threads = max(1, cores // self.job.recipe.config.run.processes)  # of each, as Ray sets it
+        shares = {CORES: str(cores), "OMP_NUM_THREADS": str(threads)}
+        self.process = start_run(words, self.folder / "output.log", **shares)
 
     def is_last(self, row: Row) -> bool:
         """Whether a row is that of the last step of the run."""

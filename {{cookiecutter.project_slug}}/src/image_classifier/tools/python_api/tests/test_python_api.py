@@ -191,6 +191,7 @@ def test_of_several_gpus_only_the_one_that_is_named_is_used(monkeypatch):
 
     current = []
     monkeypatch.setattr(distributed, "find_accelerator", lambda: ("cuda", ""))
+    monkeypatch.setattr(distributed, "why_too_old", lambda _: "")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     found = [open_device(name) for name in ("cuda:3", "cuda", "auto")]

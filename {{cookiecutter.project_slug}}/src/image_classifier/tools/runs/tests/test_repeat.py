@@ -232,7 +232,9 @@ def test_runs_share_gpus_and_cores(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert places() == [{}]
-    assert places(2) == [{"OMP_NUM_THREADS": "1"}] * 2
+    monkeypatch.setattr(many_runs, "num_cores", lambda: 8)
+    assert places(3) == [{"RUN_CORES": "2"}] * 3
+    assert places(9) == [{"RUN_CORES": "1"}] * 9
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     gpus = [place["CUDA_VISIBLE_DEVICES"] for place in places()]
     assert gpus == ["0", "1", "2", "3"]
@@ -257,10 +259,10 @@ def test_a_run_of_several_knows_nothing_of_the_ranks_of_others(tmp_path, monkeyp
     monkeypatch.setattr(child_runs.subprocess, "Popen", lambda _, **how: started.append(how))
     for name in ("RANK", "WORLD_SIZE", "RUN_BEGAN", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "1")
-    child_runs.start_run(["smoke"], tmp_path / "out.txt", OMP_NUM_THREADS="3")
+    child_runs.start_run(["smoke"], tmp_path / "out.txt", RUN_CORES="3")
     environment = started[0]["env"]
-    assert not [name for name in environment if name.startswith(child_runs.FOREIGN)]
-    assert environment["OMP_NUM_THREADS"] == "3"
+    assert [name for name in environment if name.startswith(child_runs.FOREIGN)] == ["RUN_CORES"]
+    assert environment["RUN_CORES"] == "3"
 
 
 def test_a_run_of_several_processes_is_started_and_ends(tmp_path):

@@ -197,7 +197,7 @@ def test_a_trial_of_several_processes_has_a_gpu_and_equal_cores_for_each(tmp_pat
         begun = object.__new__(trial.RunTrial)
         begun.setup({"folder": str(tmp_path), "knobs": {}, "is_stopped": False}, plan)
         begun.start()
-    assert started == [{"OMP_NUM_THREADS": "4"}] * 2
+    assert started == [{"RUN_CORES": "8", "OMP_NUM_THREADS": "4"}] * 2
     with pytest.raises(UserError, match=r"--gpus 1 .* a part, or one for each process"):
         planned(run=two, gpus=1)
 
