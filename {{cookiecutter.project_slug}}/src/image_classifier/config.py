@@ -9,16 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from .errors import OF_TOOLS, UserError, choose
-from .extensions import (
-    PLACES,
-    check_ranges,
-    find_tools,
-    functions,
-    out_of_range,
-    paths_of,
-    section,
-    within,
-)
+from .extensions import PLACES, check_ranges, find_tools, functions, paths_of, section, within
 
 SMALLEST_SIDE = 8  # pixels
 OPTIMIZERS = ("sgd", "adamw", *paths_of("optimizer"))
@@ -192,9 +183,9 @@ class Config:
         """
         check_ranges(self)
         optim = self.optim
-        test_size = self.data.test_size
-        if 0 < test_size < SMALLEST_SIDE:
-            raise out_of_range("data.test_size", test_size, f"{SMALLEST_SIDE} .. 4096; 0: off")
+        size = self.data.test_size
+        if 0 < size < SMALLEST_SIDE:
+            raise UserError(f"--data.test-size {size} is not in {SMALLEST_SIDE} .. 4096; 0: off")
         choose("optimizer", optim.name, dict.fromkeys(OPTIMIZERS), OF_TOOLS)
         for check in functions("options", "check"):
             check(self)
