@@ -30,21 +30,18 @@ def section(name: str) -> Callable[[type], type]:
     """A class decorator: the section `name` of the options, with those that tools add to it."""
 
     def extended(core: type) -> type:
-        parts = []
+        tools = find_tools("options").items()
+        parts = {tool: m.SECTIONS[name] for tool, m in tools if name in m.SECTIONS}
         taken = {knob.name for knob in dataclasses.fields(core)}
-        for tool, module in find_tools("options").items():
-            if part := module.SECTIONS.get(name):
-                own = {knob.name for knob in dataclasses.fields(part)}
-                if twice := own & taken:
-                    raise ValueError(
-                        f"the tool {tool} adds {sorted(twice)} to {name!r}, which has it"
-                    )
-                parts.append(part)
-                taken |= own
+        for tool, part in parts.items():
+            own = {knob.name for knob in dataclasses.fields(part)}
+            if twice := own & taken:
+                raise ValueError(f"the tool {tool} adds {sorted(twice)} to {name!r}, which has it")
+            taken |= own
         if not parts:
             return core
         names = {"__doc__": core.__doc__, "__module__": core.__module__}
-        kind = type(core.__name__, (*reversed(parts), core), names)
+        kind = type(core.__name__, (*reversed(parts.values()), core), names)
         return dataclasses.dataclass(frozen=True)(kind)
 
     return extended
