@@ -10,12 +10,11 @@ from torch.nn.functional import interpolate
 TRIES = 10  # at a random box that fits, as many as torchvision makes
 ASPECT = 4 / 3  # of the longest random box
 BOX_DRAWS = 2 + 2 * TRIES  # where it is, and area and aspect ratio of each try
+Box = tuple[int, int, int, int]  # in pixels: top, left, height, width
 
 
-def crop(
-    pixels: Tensor, box: tuple[int, int, int, int], out: Tensor, mirrored: bool = False
-) -> None:
-    """Scale a box of an image (top, left, height, width) to fill `out`, (height, width, channels).
+def crop(pixels: Tensor, box: Box, out: Tensor, mirrored: bool = False) -> None:
+    """Scale a box of an image to fill `out`, (height, width, channels).
 
     Bilinear and antialiased: what Pillow makes of it, up to rounding. Both are uint8, or uint16.
     """
@@ -100,10 +99,8 @@ def random_sides(draws: Tensor, min_area: float) -> Tensor:
     return torch.stack((area / aspect, area * aspect), dim=2).sqrt()
 
 
-def place_box(
-    sides: list[list[float]], draws: list[float], height: int, width: int
-) -> tuple[int, int, int, int]:
-    """A box of random area and shape at a random place, in pixels: top, left, height, width.
+def place_box(sides: list[list[float]], draws: list[float], height: int, width: int) -> Box:
+    """A box of random area and shape at a random place.
 
     `sides` is of `random_sides`, `draws` are two from 0 to below 1: where in the image. A box that
     does not fit is drawn anew; if none fits, it is the `largest_box`, as in torchvision, but at a
