@@ -86,10 +86,8 @@ def open_loader(
         )
     less = f"; prefetch-batches {depth}: memory is short" if depth < data.prefetch_batches else ""
     pin = world.device.type == "cuda"
-    timeout_seconds = (run or RunConfig()).timeout_seconds
-    loader = SharedMemoryLoader(
-        samples, batch_size, workers, depth, pin, note=note, timeout_seconds=timeout_seconds
-    )
+    how = {"note": note, "timeout_seconds": (run or RunConfig()).timeout_seconds}
+    loader = SharedMemoryLoader(samples, batch_size, workers, depth, pin, **how)
     return loader, f"; {workers} worker{'s' * (workers != 1)}: {why}{less}"
 
 
