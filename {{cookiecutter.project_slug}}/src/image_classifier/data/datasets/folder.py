@@ -72,15 +72,11 @@ def folder(data: DataConfig, split: str) -> Source:
         how = "group" if getattr(data, "groups", "") else "file name"  # an option of a tool
         notes.insert(0, f"split by {how}: {len(paths)} images for {split}")
     per_class = labels.bincount(minlength=len(classes)).tolist()
-    if empty := [show(name) for name, count in zip(classes, per_class, strict=True) if not count]:
+    names = tuple(map(show, classes))
+    if empty := [name for name, count in zip(names, per_class, strict=True) if not count]:
         what = "images" if split == ALL else f"{split} images"
         notes.append(f"no {what} of {some(tuple(empty), 5)}")
-    return Source(
-        labels=labels,
-        classes=tuple(map(show, classes)),
-        paths=PathList(place, paths),
-        notes=tuple(notes),
-    )
+    return Source(labels, names, paths=PathList(place, paths), notes=tuple(notes))
 
 
 def are_in_folders(data: DataConfig) -> bool:
