@@ -141,12 +141,8 @@ class RunLogger:
     def step(self, step: int, loss: Tensor, batch: Augmented) -> None:
         """Take note of a step, and print a line in slow runs, without waiting for the device.
 
-        Watchers are told last, and may take time that is not training's.
-
-        Args:
-            step: how many steps are done.
-            loss: of this rank's share of the batch, () on the device.
-            batch: this rank's share, as the model saw it.
+        `step` is how many are done; `loss`, () on the device, is of `batch`, this rank's share as
+        the model saw it. Watchers are told last, and may take time that is not training's.
         """
         self.loss += loss
         self.step_done = step
