@@ -206,18 +206,17 @@ def download(name: str, world: World) -> Path:
             f"--run.init-from {PUBLISHED}: torchvision has no weights of {name}; give the file of "
             "some, take one of its models, such as resnet50, or train from scratch: preset folder"
         )
-    path = Path(torch.hub.get_dir(), "checkpoints", Path(weights.url).name)
+    url = weights.url
+    path = Path(torch.hub.get_dir(), "checkpoints", Path(url).name)
     checksum = path.stem.rpartition("-")[2]
     with world.local_main_first(f"reading the weights of {name}"):
         if path.is_file():
             return path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(
-                weights.url, str(path), checksum, progress=sys.stderr.isatty()
-            )
+            torch.hub.download_url_to_file(url, str(path), checksum, progress=sys.stderr.isatty())
         except Exception as error:
-            raise no_network(name, weights.url, error) from error
+            raise no_network(name, url, error) from error
     return path
 
 
