@@ -55,12 +55,10 @@ def build_crop_and_flip(
     The draws are (batch, NUM_DRAWS) from 0 to 1, or None if nothing is random. It returns
     (batch, size, size, channels) whole numbers or float32 images, which tools may have changed.
     """
-    size = data.data.image_size
-    device = data.world.device
-    pad = size // 8 if augment.crop == "pad" else 0
+    pad = data.data.image_size // 8 if augment.crop == "pad" else 0
     moves = pad > 0 or (augment.flip != "none" and data.cropper != "workers")  # who flip too
     alternates = augment.flip == "alternating"
-    sides = seeding.sides_at(seed, len(data)).to(device) if alternates else None
+    sides = seeding.sides_at(seed, len(data)).to(data.world.device) if alternates else None
 
     def crop_and_flip(batch: Batch, draws: Tensor | None, step: int) -> Tensor:
         pixels = batch.pixels
