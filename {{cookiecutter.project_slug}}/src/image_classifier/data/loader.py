@@ -103,8 +103,7 @@ class TrainData:
 
     def indices_at(self, step: int) -> Tensor:
         """This rank's images of batch `step`: (batch,) int64."""
-        order, _ = self._orders(step // self.steps_per_epoch)
-        return self._part(order, step)
+        return self._part(self._orders(step // self.steps_per_epoch)[0], step)
 
     def places(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Epoch and images of each step in `range(start, stop)`.
@@ -227,9 +226,8 @@ class EvalData:
         self.loader = None
         needed = len(self.indices) * data.image_size**2 * self.source.pixel_bytes
         if data.where == "stream" or not fits_memory(needed, world.device, world):
-            samples = Samples(self.source, data)
             data = replace(data, batch_size=self.batch_size * world.size)
-            self.loader, _ = open_loader(samples, data, world, self.note, run)
+            self.loader, _ = open_loader(Samples(self.source, data), data, world, self.note, run)
 
     def __len__(self) -> int:
         """The number of images over all ranks."""
