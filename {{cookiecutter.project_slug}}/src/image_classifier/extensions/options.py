@@ -11,7 +11,6 @@ A tool adds options by `tools/<name>/options.py`:
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import field
 from typing import Any
 
 from ..errors import UserError
@@ -23,7 +22,7 @@ PLACES = {"images": "data"}  # parts of sections, which have no name of their ow
 
 def within(default: object, low: float, high: float = LARGE) -> Any:  # noqa: ANN401 - a field
     """A field with its default and the range of its numbers, both ends included."""
-    return field(default=default, metadata={"range": (low, high)})
+    return dataclasses.field(default=default, metadata={"range": (low, high)})
 
 
 def section(name: str) -> Callable[[type], type]:
