@@ -135,12 +135,11 @@ def evaluate(
 
 def metric_names(source: Source) -> list[str]:
     """The metrics that there are of the images of `source`."""
-    has_all = keeps_all(source)
     return [
         name
         for name, metric in METRICS.items()
         if metric.task in ("", source.task)
-        and (has_all or not metric.needs_all)
+        and (keeps_all(source) or not metric.needs_all)
         and (name != "top5" or len(source.classes) > 5)
     ]
 

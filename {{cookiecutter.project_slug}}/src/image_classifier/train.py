@@ -134,11 +134,10 @@ class Training:
         Raises:
             UserError: if there is no such model, or it can't be trained so.
         """
-        optim = config.optim
         self.config = config
         self.world = world
         self.precision = Precision(
-            config.precision, config.compute, optim, world.device, data.total_steps
+            config.precision, config.compute, config.optim, world.device, data.total_steps
         )
         self.parallel = open_parallel(config, world)
         source = data.source

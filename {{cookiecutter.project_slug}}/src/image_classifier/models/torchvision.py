@@ -98,8 +98,7 @@ def load_weights(
 
 def size_misfit(model: ModelConfig, image_size: int, error: Exception) -> str:
     """What to say when a network can't take images of that size."""
-    where = f"--data.image-size {image_size}"
-    return f"{model.name} can't take images of {where}: {first_line(error)}"
+    return f"{model.name} can't take images of --data.image-size {image_size}: {first_line(error)}"
 
 
 def change_stochastic_depth(network: nn.Module, model: ModelConfig) -> None:

@@ -26,8 +26,7 @@ class AsyncConsensus:
         self.pending: tuple[Tensor, dist.Work] | None = None
         self.last = (step, time.monotonic())  # step and time of the last exchange
         if world.size > 1:
-            timeout = timedelta(seconds=timeout_seconds)
-            self.group = dist.new_group(backend="gloo", timeout=timeout)
+            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
     def max(self, step: int, *numbers: int) -> list[int]:
         """The largest of each of `numbers` over all ranks, as of the exchange before `step`.
