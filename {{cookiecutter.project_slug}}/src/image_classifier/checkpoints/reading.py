@@ -152,11 +152,7 @@ def needs_tool(knobs: dict[str, Any], *sections: str) -> str:
 
 
 def check_kinds(values: dict[str, Any], kinds: dict[str, Any]) -> None:
-    """Check that `values` has all of `kinds`, which may be nested.
-
-    Raises:
-        KeyError, TypeError: if it has not.
-    """
+    """Raise KeyError or TypeError unless `values` has all of `kinds`, which may be nested."""
     for name, kind in kinds.items():
         if isinstance(kind, dict):
             check_kinds(values[name], kind)
@@ -179,11 +175,7 @@ def check_images(classes: tuple, mean: list[float], std: list[float]) -> tuple[C
 
 
 def check_weights(weights: dict[str, Tensor]) -> None:
-    """Check that weights are dense tensors in host memory, by name.
-
-    Raises:
-        ValueError: if there are none, or naming the first that is not.
-    """
+    """Raise ValueError unless all are dense tensors in host memory, by name, and there are some."""
     if not weights:
         raise ValueError("there are no weights")
     for name, weight in weights.items():
