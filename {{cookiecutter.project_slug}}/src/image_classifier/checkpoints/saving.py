@@ -161,11 +161,7 @@ class Checkpoints(AbstractContextManager):
         load_weights(model, weights)
 
     def check_identity(self, saved: dict[str, Any] | None) -> None:
-        """Check that a checkpoint, if there is one, is of the same config on the same images.
-
-        Raises:
-            UserError: with the first difference.
-        """
+        """Raise `UserError` with the first difference if `saved` is of another config or images."""
         if saved is None:
             return
         self.check_config(saved["config"])
@@ -185,11 +181,7 @@ class Checkpoints(AbstractContextManager):
             raise self.refusal("training images were replaced under the same names", True)
 
     def check_config(self, saved: dict[str, Any]) -> None:
-        """Check that a checkpoint is of a run with the same config, but for what is free to change.
-
-        Raises:
-            UserError: with the first difference.
-        """
+        """Raise `UserError` for the first knob that differs and is not free to change."""
         usual = flatten(Config())  # which a knob has that is not saved
         known = usual | saved
         config = usual | self.identity["config"]
