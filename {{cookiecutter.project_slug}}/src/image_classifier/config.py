@@ -176,11 +176,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        """Refuse values that no run can have, before any work is done.
-
-        Raises:
-            UserError: if a value is out of range or contradicts another.
-        """
+        """Raise `UserError`, before any work, for what is out of range or contradicts another."""
         check_ranges(self)
         optim = self.optim
         size = self.data.test_size

@@ -63,11 +63,7 @@ def option(config: object, knob: str, otherwise: object) -> Any:  # noqa: ANN401
 
 
 def check_ranges(config: object) -> None:
-    """Check that every number is in its range.
-
-    Raises:
-        UserError: naming the first that is not.
-    """
+    """Raise `UserError` for the first number that is not in its range."""
     sections = {"": config} | {f"{name}.": part for name, part in vars(config).items()}
     for prefix, part in sections.items():
         for knob in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():

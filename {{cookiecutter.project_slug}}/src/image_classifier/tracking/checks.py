@@ -16,11 +16,7 @@ from .trackers import chosen_trackers
 
 
 def check_setup(setup: Setup) -> None:
-    """Run all checks, in milliseconds.
-
-    Raises:
-        UserError: if the run could only fail or count wrong.
-    """
+    """Raise `UserError`, within milliseconds, if the run could only fail or count wrong."""
     chosen_trackers(setup.config.run.trackers)
     if not setup.config.epochs and not functions("head", "fit_head"):
         raise UserError("--epochs 0 needs a tool that is not here: pretuned add linear-probe")

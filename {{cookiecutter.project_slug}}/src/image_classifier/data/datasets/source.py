@@ -49,11 +49,7 @@ class Source:
     recipe: str = ""  # how prepared images were written
 
     def __post_init__(self) -> None:
-        """Check types, shapes and lengths.
-
-        Raises:
-            UserError: naming the first wrong field.
-        """
+        """Raise `UserError` naming the first field of a wrong type, shape or length."""
         labels = self.labels
         pixels = self.pixels
         paths = self.paths
