@@ -208,10 +208,7 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def orientation_of(image: Image.Image) -> int:
-    """The orientation in the metadata of an image, from 2 to 8, as Pillow finds it.
-
-    1 (upright) if there is none or it is damaged.
-    """
+    """The orientation that Pillow finds for an image, 2 to 8; 1, upright, if none or damaged."""
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
         return orientation if orientation in range(2, 9) else 1
