@@ -81,6 +81,33 @@ def test_an_apple_gpu_takes_weights_that_were_trained_in_fp16(trained_once, monk
     assert loaded.precision.name == "fp32"
 
 
+@pytest.mark.parametrize(
+    ("capability", "trained_in", "computes_in"),
+    [
+        ((7, 5), "bf16", "fp32"),  # by emulation it takes many times as long
+        ((7, 5), "fp16", "fp16"),
+        ((7, 5), "fp32", "fp32"),
+        ((8, 0), "bf16", "bf16"),
+        ((8, 0), "fp16", "fp16"),
+    ],
+)
+def test_a_gpu_computes_in_the_format_of_the_run_if_it_has_that(
+    capability, trained_in, computes_in, trained_once, monkeypatch
+):
+    names = []
+
+    def precision(name, compute, optim, _):
+        names.append(name)
+        return Precision("fp32", compute, optim, torch.device("cpu"))
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(loaded_model, "Precision", precision)
+    best = load_best(trained_once / "checkpoints" / "best.pt")
+    best = replace(best, config=changed(best.config, precision=trained_in))
+    loaded_model.place_model(best, ComputeConfig(), World(torch.device("cuda", 0)))
+    assert names == [computes_in]
+
+
 def test_a_mistake_is_answered_in_one_line(tmp_path, refusal):
     assert "evaluate: RUN run folder, or a checkpoint in one" in refusal("evaluate")
     assert f"no checkpoint '{tmp_path}/no.pt'" in refusal("evaluate", tmp_path / "no.pt")
