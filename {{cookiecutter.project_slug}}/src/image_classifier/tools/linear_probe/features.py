@@ -76,23 +76,20 @@ def compute_features(setup: Setup, data: EvalData) -> Features:
 def features_of(setup: Setup, data: EvalData) -> tuple[Tensor, Tensor]:
     """Features and labels of all images of `data`, of which each rank computes its part."""
     world = setup.world
-    how = setup.normalize, setup.precision
     progress = Progress(len(data))
-    found = []
+    tables: list[Tensor] = []  # a row for each image, of which each rank fills its own
     done = 0
     with smaller_batch_on_oom("--data.batch-size", data.batch_size * world.size):
         for batch in data.batches():
-            _, values = predict_features(setup.model, batch.images, *how)
-            found.append((values, batch.labels.clone()))  # the next batch may overwrite them
-            done += len(values) * world.size
+            _, found = predict_features(setup.model, batch.images, setup.normalize, setup.precision)
+            parts = found, batch.labels
+            tables = tables or [part.new_zeros((len(data), *part.shape[1:])) for part in parts]
+            for table, part in zip(tables, parts, strict=True):
+                table[world.rank :: world.size][done : done + len(part)] = part
+            done += len(found)
             if world.is_main:
-                progress.show(min(done, len(data)))
-    gathered = []
-    for part in map(torch.cat, zip(*found, strict=True)):
-        table = part.new_zeros((len(data), *part.shape[1:]))
-        table[world.rank :: world.size] = part
-        gathered.append(world.all_reduce_sum(table).cpu())
-    return tuple(gathered)
+                progress.show(min(done * world.size, len(data)))
+    return tuple(world.all_reduce_sum(table).cpu() for table in tables)
 
 
 def left_out(labels: Tensor) -> Tensor:

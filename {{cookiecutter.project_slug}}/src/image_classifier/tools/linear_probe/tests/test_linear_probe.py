@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from image_classifier.checkpoints.reading import (
 from image_classifier.config import ModelConfig
 from image_classifier.data import DATASETS, LEFT_OUT, Source
 from image_classifier.data.datasets.shapes import shapes
+from image_classifier.data.loader import EvalData
 from image_classifier.errors import FaultError, UserError
 from image_classifier.models import build_model
 from image_classifier.runtime.distributed import World
@@ -376,6 +378,27 @@ def test_a_cache_keeps_the_newest_features(tmp_path, monkeypatch):
         "features-b.pt",
         "images",
     }
+
+
+def test_features_are_on_the_device_once(config, monkeypatch):
+    given = []
+    alive = []
+
+    def predict(_model, images, *_):
+        alive.append(sum(one() is not None for one in given))
+        values = images.float().flatten(1)[:, :5].clone()
+        given.append(weakref.ref(values))
+        return None, values
+
+    monkeypatch.setattr(features, "predict_features", predict)
+    data = EvalData(config.data, "val", ALONE, batch_size=7)
+    setup = SimpleNamespace(world=ALONE, model=None, normalize=None, precision=None)
+    values, labels = features.features_of(setup, data)
+    assert len(alive) > 2
+    assert max(alive) == 1  # that of the batch before
+    images = torch.cat([batch.images for batch in data.batches()])
+    assert torch.equal(values, images.float().flatten(1)[:, :5])
+    assert torch.equal(labels, data.labels)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
