@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from ...config import ComputeConfig, RunConfig
+from ...extensions import within
 from ...runtime.command_line import command, naming_flags_of, parse, summary
 from ...runtime.launch import run_in_processes
 
@@ -18,6 +19,7 @@ class EvaluateOptions:
     split: Literal["val", "test", "train"] = "val"  # images to evaluate on
     root: str = ""  # folder of the images, if not the training folder. Folders of
     # classes without train, val and test are evaluated as a whole; some classes suffice
+    batch_size: int = within(0, 0, 65536)  # images at once; 0: as many as in training
     processes: int | Literal["auto"] = "auto"  # one per GPU by default
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
 
@@ -30,7 +32,7 @@ def main(words: list[str]) -> int:
     def work() -> None:
         from .evaluate import evaluate_run
 
-        evaluate_run(options.run, options.split, options.root, compute)
+        evaluate_run(options.run, options.split, options.root, compute, options.batch_size)
 
     with naming_flags_of(EvaluateOptions):
         return run_in_processes(work, RunConfig(processes=options.processes), compute)

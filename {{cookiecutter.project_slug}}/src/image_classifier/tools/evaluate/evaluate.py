@@ -9,14 +9,16 @@ from ...data import ALL, WrapperError, are_in_folders, find_folders, find_name, 
 from ...errors import UserError
 from ...evaluate import Scores
 from ...runtime.distributed import join_world
+from ...runtime.out_of_memory import smaller_batch_on_oom
 from ...tasks import metric_of
 
 
-def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Scores:
-    """Evaluate the best weights of the run folder or checkpoint `run`, and print the scores.
+def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig, size: int = 0) -> Scores:
+    """Print the scores of the best weights of the run or checkpoint `run`, `size` images at once.
 
     Raises:
         UserError: if there is no such run, or its images are missing or of other classes.
+        FaultError: if memory does not suffice, too many cannot be read, or a worker was killed.
     """
     with join_world(compute) as world:
         loaded = load_model(run, compute, world)
@@ -26,14 +28,14 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         labels = getattr(data, "labels", "")  # a table
         if root and labels and Path(labels).is_relative_to(data.root):  # the other has its own
             data = replace(data, labels=str(Path(root, Path(labels).relative_to(data.root))))
-        data = replace(data, root=root or data.root)
+        data = replace(data, root=root or data.root, batch_size=size or data.batch_size)
         own = RunConfig(dir=run if Path(run).is_dir() and not root else "")
         images = loaded.open_images(split, world, own, data)
-        scores = loaded.evaluate(images)
+        with smaller_batch_on_oom("--batch-size", images.batch_size * world.size):
+            scores = loaded.evaluate(images)
         if world.is_main:
-            for note in images.source.notes:
-                print(note)
-            print(scores.text(metric_of(loaded.config), loaded.decision))
+            text = scores.text(metric_of(loaded.config), loaded.decision)
+            print(*images.source.notes, text, sep="\n")
             whole = f"all {len(images):,} images in {root!a}"
             which = whole if split == ALL else f"{len(images):,} {split} images"
             print(f"{which}, weights {loaded.origin} from {str(loaded.path)!a}")
@@ -58,8 +60,7 @@ def split_of(root: str, split: str, loaded: LoadedModel) -> str:
         moved = open_dataset(replace(data, root=root), "train")
         found = moved.fitted(loaded.config.model.task, "train").fingerprint()
     except UserError as error:
-        names = [path.name for path in place.iterdir()]
-        is_known = any(find_name(name, loaded.classes) >= 0 for name in names)
+        is_known = any(find_name(path.name, loaded.classes) >= 0 for path in place.iterdir())
         if isinstance(error, WrapperError) and not is_known:
             raise
         return ALL

@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import changed, on_deep, run_ranks, write_photo
 
+from image_classifier import evaluate as evaluate_module
 from image_classifier.checkpoints import loaded as loaded_model
 from image_classifier.checkpoints.reading import (
     load_best,
@@ -106,6 +107,25 @@ def test_a_gpu_computes_in_the_format_of_the_run_if_it_has_that(
     best = replace(best, config=changed(best.config, precision=trained_in))
     loaded_model.place_model(best, ComputeConfig(), World(torch.device("cuda", 0)))
     assert names == [computes_in]
+
+
+def test_where_memory_runs_out_a_smaller_batch_is_advised_and_fits(
+    trained_once, monkeypatch, capsys
+):
+    predict = evaluate_module.predict_logits
+
+    def predict_up_to_five(model, images, *how):
+        if len(images) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        return predict(model, images, *how)
+
+    monkeypatch.setattr(evaluate_module, "predict_logits", predict_up_to_five)
+    words = ["evaluate", str(trained_once), "--device", "cpu"]
+    assert main(words) == 1
+    assert "out of memory: give a smaller --batch-size than 16" in capsys.readouterr().err
+    assert main([*words, "--batch-size", "5"]) == 0
+    best = json.loads((trained_once / "status.json").read_text())["result"]["val/top1"]
+    assert f"top-1 {best:.2%}" in capsys.readouterr().out
 
 
 def test_a_mistake_is_answered_in_one_line(tmp_path, refusal):
