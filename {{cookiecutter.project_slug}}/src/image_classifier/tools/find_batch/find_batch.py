@@ -17,6 +17,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 
 from ...config import Config
 from ...data import Augmented, TrainData
@@ -120,10 +121,19 @@ class Trial:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
+            self.forget_step()
             return None
         on_gpu = self.device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else peak_memory_bytes()
         return Size(count, count / min(seconds), peak)
+
+    def forget_step(self) -> None:
+        """Forget the half of a step that failed, which optimizer and scaler may remember."""
+        training = self.training
+        if training.config.optim.name != "sgd":  # which has all of its state from the start
+            training.state.optimizer.state.clear()
+        is_scaled = training.precision.scaler.is_enabled()
+        training.precision.scaler = GradScaler(self.device.type, enabled=is_scaled)
 
     def times(self, count: int) -> list[float]:
         """Seconds of each step, after two that warm up."""

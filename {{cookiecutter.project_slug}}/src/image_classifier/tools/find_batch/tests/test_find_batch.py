@@ -70,6 +70,21 @@ def test_a_step_that_runs_out_of_memory_bounds_the_size_from_above(config, monke
     assert [size.images for size in search(config).sizes] == [2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("where", ["torch.zeros_like", "torch.nn.utils.clip_grads_with_norm_"])
+def test_a_step_may_run_out_of_memory_half_way_through_the_update(config, monkeypatch, where):
+    monkeypatch.setattr(finding, "ROUND_SECONDS", 0)
+    config = changed(config, optim__name="adamw", optim__clip_norm=1.0, optim__momentum=0.9)
+    trial = finding.Trial(config, CPU, TrainData(config, CPU))
+    trial.training.precision.scaler = torch.amp.GradScaler("cpu")  # as of fp16 on a GPU
+    lack = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory."))
+    with monkeypatch.context() as short:
+        short.setattr(where, lack)
+        assert trial.measure(4) is None
+    assert lack.called
+    assert trial.measure(2).images == 2
+    assert trial.training.precision.scaler.is_enabled()
+
+
 def test_an_error_that_is_no_lack_of_memory_is_not_hidden(config, monkeypatch):
     monkeypatch.setattr(finding.Trial, "step", Mock(side_effect=RuntimeError("wrong shape")))
     with pytest.raises(RuntimeError, match="wrong shape"):
