@@ -98,8 +98,7 @@ def bench(  # noqa: PLR0917 - what to measure
 def open_setup(config: Config, datasets: DatasetCache, budget: Budget) -> tuple[Setup, float]:
     """Open the images, settle every `auto` as training does, and shrink batches that take too long.
 
-    Returns:
-        The setup, and how many images per second the preset trains with.
+    Returns the setup, and how many images per second the preset trains with.
     """
     world = datasets.world
     data = datasets.open(with_knobs(config, {"data.workers": 0}))
@@ -111,13 +110,14 @@ def open_setup(config: Config, datasets: DatasetCache, budget: Budget) -> tuple[
     once = replace(budget, rounds=(1, 1))
     while True:
         config = with_knobs(config, images | {"data.batch_size": size})
+        data = datasets.open(config)
         preset = Variant(config)
         measure({"preset": preset}, datasets, once, 0)
         if not preset.rate:
             raise UserError(f"the preset can't be trained as it stands: {preset.failure}")
         less = affordable_batch_size(size, config.optim.accumulate, preset.rate, budget)
         if less == size:
-            return Setup(config, world, datasets.open(config)), preset.rate
+            return Setup(config, world, data), preset.rate
         print(f"a step takes {size / preset.rate:.2f} s: here with {less} images", flush=True)
         size = less
 
@@ -207,7 +207,5 @@ def conclude(best: Row, rows: list[Row], config: Config, preset: Config, command
     skipped = sum(row.reason.startswith(NO_TIME) for row in rows)
     found = f"of {count(rows)} measured tips"
     found += f" ({skipped} skipped for lack of time)" * bool(skipped)
-    result = f"none {found} helps"
-    if knobs:
-        result = f"best setting {found}, {best.gain('best')} against the preset"
-    return f"{result}: {line}"
+    better = f"best setting {found}, {best.gain('best')} against the preset" if knobs else ""
+    return f"{better or f'none {found} helps'}: {line}"

@@ -28,7 +28,6 @@ def main(words: list[str]) -> int:
     prog = f"{command('bench')} {name}"
     options = parse(BenchOptions, words, prog, summary(main), BenchOptions(**sections(preset)))
     config = Config(**sections(options))
-    training = f"python train.py {name}"
 
     def work() -> None:
         from .bench import bench
@@ -41,6 +40,6 @@ def main(words: list[str]) -> int:
                 raise FaultError  # standard output has said why
             return
         budget = QUICK if options.quick else FULL
-        bench(config, preset, training, options.rows, budget, options.leave_out)
+        bench(config, preset, f"python train.py {name}", options.rows, budget, options.leave_out)
 
     return attempt(work)

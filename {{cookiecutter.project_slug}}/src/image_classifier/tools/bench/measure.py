@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from time import monotonic
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -116,7 +117,7 @@ def measure(variants: Variants, datasets: DatasetCache, budget: Budget, seconds:
     paces: dict[str, float] = {}  # seconds per step
     try:
         for name, variant in variants.items():
-            with noting_failure(variant):
+            with noting_failure(variant, name, runs):
                 if variant.start is None:
                     data = datasets.open(variant.config)
                     runs[name] = TimedRun(variant.config, datasets.world, data, variant.change)
@@ -135,12 +136,11 @@ def measure(variants: Variants, datasets: DatasetCache, budget: Budget, seconds:
             # There and back, so that none always comes after the same other.
             for name, variant in list(variants.items())[:: -1 if number % 2 else 1]:
                 if not variant.failure:
-                    with noting_failure(variant):
+                    with noting_failure(variant, name, runs):
                         variant.seconds.append(runs[name].run(steps))
     finally:
-        for run in runs.values():
-            run.close()
-        runs.clear()
+        while runs:
+            runs.popitem()[1].close()
         torch._dynamo.reset()
         gc.collect()
         torch.cuda.empty_cache()  # does nothing if no GPU is in use
@@ -157,7 +157,7 @@ def warm_up(run: TimedRun, budget: Budget) -> float:
 
 
 @contextlib.contextmanager
-def noting_failure(variant: Variant) -> Iterator[None]:
+def noting_failure(variant: Variant, name: str, runs: dict[str, Any]) -> Iterator[None]:
     """A block whose failure ends the measurement of this variant only."""
     try:
         yield
@@ -166,6 +166,10 @@ def noting_failure(variant: Variant) -> Iterator[None]:
         variant.seconds = []
         # That of a worker of DataLoader ends with what failed there.
         variant.failure = f"failed: {lines[-1 if lines[0].startswith('Caught ') else 0]}"
+        clear_frames(error.__traceback__)  # with the run, whose memory the others may need
+        if name in runs:
+            runs.pop(name).close()
+        gc.collect()
 
 
 def gain(before: list[float], after: list[float]) -> Gain:

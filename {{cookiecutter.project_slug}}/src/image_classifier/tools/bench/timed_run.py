@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ...config import AugmentConfig, Config, DataConfig
+from ...config import Config
 from ...data import TrainData, open_loader
 from ...optim import build_schedule
 from ...runtime.config_dict import flatten, unflatten
@@ -64,8 +64,7 @@ def with_knobs(config: Config, knobs: dict[str, Any]) -> Config:
 
 def by_knob(config: Config, knob: str, values: dict[str, Any], **about: bool) -> Variants:
     """A variant for each of the named values of a knob; `about` are fields of all of them."""
-    configs = {name: with_knobs(config, {knob: value}) for name, value in values.items()}
-    return {name: Variant(found, **about) for name, found in configs.items()}
+    return {name: Variant(with_knobs(config, {knob: v}), **about) for name, v in values.items()}
 
 
 def read_switches() -> list[partial]:
@@ -144,9 +143,7 @@ class TimedRun(Training):
             seconds = (time.perf_counter() - began) / steps
             for _ in batches:  # leaves the workers idle
                 pass
-        if self.restarts_workers:
-            seconds += (began - called) / self.data.steps_per_epoch
-        return seconds
+        return seconds + self.restarts_workers * (began - called) / self.data.steps_per_epoch
 
     def close(self) -> None:
         """End the workers."""
@@ -181,17 +178,19 @@ class DatasetCache:
     def __init__(self, world: World) -> None:
         """Start empty."""
         self.world = world
-        self.known: dict[tuple[DataConfig, AugmentConfig, int], TrainData] = {}
+        self.known: WeakValueDictionary[tuple, TrainData] = WeakValueDictionary()
+        self.kept: list[TrainData] = []  # not on the device, where they might leave no room
 
     def open(self, config: Config) -> TrainData:
         """The images for one run, with workers of its own."""
         plain = replace(config.data, workers=0, prefetch_batches=1)
         key = plain, config.augment, config.optim.accumulate
-        if key not in self.known:
-            data = TrainData(replace(config, data=plain), self.world)
-            found = replace(plain, where=data.where), *key[1:]
-            self.known[key] = self.known[found] = data
-        data = copy.copy(self.known[key])
+        if (whole := self.known.get(key)) is None:
+            whole = TrainData(replace(config, data=plain), self.world)
+            self.known[key] = self.known[replace(plain, where=whole.where), *key[1:]] = whole
+            self.kept += [whole] * (whole.where != "device")
+        data = copy.copy(whole)
+        data.whole = whole  # it stays as long as a run has it
         data.data = config.data
         if data.where == "stream":
             data.loader, _ = open_loader(data.loader.samples, config.data, self.world, data.note)

@@ -2,6 +2,7 @@
 
 import json
 import time
+import weakref
 from contextlib import redirect_stdout
 from copy import deepcopy
 from dataclasses import replace
@@ -90,6 +91,40 @@ def test_an_effect_is_found_beside_variants_that_fail(config, monkeypatch):
     assert gain["is_effect"]
     assert 1.5 < gain["median"] < 2.5
     assert gain["low"] <= gain["median"] <= gain["high"]
+
+
+def test_a_variant_that_fails_leaves_its_memory_to_the_others(config):
+    begun = []
+    alive = []
+
+    def failing_after(steps):
+        def change(run):
+            begun.append(weakref.ref(run.state.model))
+            run.after_step = Mock(side_effect=[*[None] * steps, torch.OutOfMemoryError])
+
+        return change
+
+    def watch(run):
+        run.after_step = lambda: alive.append([one() is not None for one in begun])
+
+    changes = {"at once": failing_after(0), "later": failing_after(2), "none": watch}
+    variants = {name: timing.Variant(config, change) for name, change in changes.items()}
+    measuring.measure(variants, timing.DatasetCache(CPU), TINY, 0)
+    assert [bool(variant.failure) for variant in variants.values()] == [True, True, False]
+    assert (alive[0], alive[-1]) == ([False, True], [False, False])
+
+
+def test_images_are_on_the_device_as_long_as_a_run_has_them(config):
+    pixels = []
+    resident = changed(config, data__where="device")
+    variant = timing.Variant(resident, lambda run: pixels.append(weakref.ref(run.data.pixels)))
+    datasets = timing.DatasetCache(CPU)
+    measuring.measure({"device": variant}, datasets, TINY, 0)
+    assert variant.seconds
+    assert pixels[0]() is None
+    one = datasets.open(resident)
+    other = datasets.open(changed(resident, data__workers=1))
+    assert one.pixels is other.pixels
 
 
 def test_what_is_inside_the_noise_is_no_effect():
