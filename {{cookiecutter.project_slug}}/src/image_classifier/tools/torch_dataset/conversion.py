@@ -37,11 +37,11 @@ def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise UserError(f"{name} should be map-style: with __len__ and __getitem__")
-    labels = find_in(dataset, "targets")
+    labels = on_host(find_in(dataset, "targets"))
     transform = find_in(dataset, "target_transform")
     notes = ()
     if labels is None:
-        labels = [dataset[index][1] for index in range(len(dataset))]
+        labels = [on_host(dataset[index][1]) for index in range(len(dataset))]
         notes = (f"{name} has no `targets`: labels were found by one pass over its images",)
     elif transform is not None:
         labels = [transform(label) for label in np.asarray(labels).tolist()]
@@ -80,8 +80,15 @@ def find_in(dataset: Dataset, name: str) -> Any:  # noqa: ANN401 - whatever a da
     if found is None and isinstance(dataset, Subset):
         found = find_in(dataset.dataset, name)
         if name == "targets" and found is not None:
-            return np.asarray(found)[dataset.indices]
+            return np.asarray(on_host(found))[dataset.indices]
     return found
+
+
+def on_host(labels: Any) -> Any:  # noqa: ANN401 - whatever a dataset has
+    """Labels, those of a GPU in host memory: NumPy takes no others."""
+    if isinstance(labels, Tensor):
+        return labels.cpu()
+    return [*map(on_host, labels)] if isinstance(labels, list | tuple) else labels
 
 
 def read(dataset: Dataset, channels: int, bits: int, index: int) -> Tensor:

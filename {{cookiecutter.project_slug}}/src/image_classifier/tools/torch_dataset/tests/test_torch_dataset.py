@@ -176,6 +176,18 @@ def test_an_image_may_be_on_a_gpu():
         assert to_pixels(image).shape == (9, 8, 3)
 
 
+@pytest.mark.parametrize("has_targets", [False, True])
+def test_labels_may_be_on_a_gpu(has_targets, monkeypatch):
+    with FakeGPU():
+        labels = torch.zeros(6, dtype=torch.int64, device=GPU)
+        dataset = TensorDataset(PIXELS, labels)
+        if has_targets:
+            dataset.targets = labels
+        assert offer(monkeypatch, lambda _: dataset).labels.tolist() == [0] * 6
+        part = offer(monkeypatch, lambda _: Subset(dataset, [2, 1]))
+        assert part.labels.tolist() == [0, 0]
+
+
 def test_a_torch_dataset_may_give_arrays_of_any_channels():
     for image in (DEEP, torch.from_numpy(DEEP), torch.from_numpy(DEEP).permute(2, 0, 1)):
         assert np.array_equal(to_pixels(image, 5, 16).numpy(), DEEP)
