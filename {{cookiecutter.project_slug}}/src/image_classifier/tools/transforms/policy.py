@@ -268,9 +268,10 @@ def blur(planes: Tensor, kernels: Tensor) -> Tensor:
     matrices = kernels.index_select(1, apart.flatten()).view(-1, *apart.shape).sum(1)[:, None]
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")  # without TF32, which has 11 bits
-    blurred = matrices @ planes @ matrices.mT
-    torch.set_float32_matmul_precision(precision)
-    return blurred.round_()
+    try:
+        return (matrices @ planes @ matrices.mT).round_()
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def apply_own(images: Tensor, draws: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import changed, on_deep, run_ranks
 from test_order import assert_all_see_the_same, by_image, seen
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms.v2 import functional
 
 from image_classifier.config import AugmentConfig
@@ -173,6 +174,25 @@ def test_a_blurred_image_is_torchvisions(side, width):
         difference = (found[number].int() - expected.permute(1, 2, 0).int()).abs()
         assert difference.max() <= 1
         assert (difference > 0).float().mean() < 0.001
+
+
+def test_a_blur_that_fails_leaves_the_precision_of_other_products():
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, _, words=(), knobs=None):
+            if operation is torch.ops.aten.bmm.default:
+                found.append(torch.get_float32_matmul_precision())
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return operation(*words, **(knobs or {}))
+
+    found = []
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")  # as `Precision` does
+    kernels = policies.gaussians(torch.tensor([0.5]), 9)
+    with Products(), pytest.raises(torch.OutOfMemoryError):
+        policies.blur(torch.zeros(1, 1, 9, 9), kernels)
+    after = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(before)
+    assert (found, after) == (["highest"], "high")
 
 
 @pytest.mark.parametrize("knob", EVERYTHING)
