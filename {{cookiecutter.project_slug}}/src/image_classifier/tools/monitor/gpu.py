@@ -53,7 +53,7 @@ class Gpus:
         self.joules_at_start = self.read().get(ENERGY, 0.0)
 
     def read(self) -> dict[str, float]:
-        """The readings by their names in `metrics.jsonl`; energy is since the start of the run."""
+        """The readings by their names in `metrics.jsonl`; energy is since the last start."""
         found = {}
         for name, (read, join) in READINGS.items() if self.gpus else ():
             with suppress(self.nvml.NVMLError):  # a GPU does not give all of them
