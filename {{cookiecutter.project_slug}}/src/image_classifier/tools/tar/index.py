@@ -256,7 +256,7 @@ def read_label(
 
 def read_cls(content: bytes) -> Label:
     """The label that is all of a text."""
-    if not (text := content.decode().strip()):
+    if not (text := content.decode("utf-8-sig").strip()):
         raise ValueError("it is empty")
     return int(text) if text.isdecimal() else text
 

@@ -1,6 +1,7 @@
 """`--run.trackers wandb`."""
 
 import os
+import shlex
 import uuid
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noq
         for name, pixels in pictures_of(predictions).items():
             run.log({name: library.Image(pixels)}, step=step)
 
-    offline = f"kept offline; to upload: wandb sync {folder}/wandb/offline-run-*"
+    offline = f"kept offline; to upload: wandb sync {shlex.quote(str(folder))}/wandb/offline-run-*"
     return Tracker(
         log=lambda step, metrics: run.log(metrics, step=step),
         finish=finish,

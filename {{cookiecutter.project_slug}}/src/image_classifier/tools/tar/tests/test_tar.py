@@ -152,6 +152,11 @@ LABELS = {
     "17.jpg": ({"17.json": rb'{"label": "\ud800\n"}'}, [0], (r"\ud800\n",)),
     "18.jpg": ({"18.cls": bytes(2**20 + 1)}, None, "'18.cls' of .*: it has 1,048,577 bytes, more"),
     "19.jpg": ({"19.json": b'{"label": %s}' % b"[0.5]" * 999}, None, "'19.json' of .*: Extra data"),
+    "19.jpg 19.b.jpg": (  # a byte order mark, of editors on Windows
+        {"19.cls": b"\xef\xbb\xbf0", "19.b.cls": b"\xef\xbb\xbf1\r\n"},
+        [0, 1],
+        "01",
+    ),
     "20.jpg": ({"20.cls": b" \n"}, None, "label '20.cls' of .* cannot be read: it is empty"),
     "21.jpg": ({"21.json": b'{"labels": ["a", ""]}'}, None, r"a number or a name, not \['a', ''\]"),
     "ant/22.JPG ant/23.jpg": (

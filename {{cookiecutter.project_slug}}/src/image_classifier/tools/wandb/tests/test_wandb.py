@@ -1,11 +1,21 @@
 """Weights & Biases is sent nothing of the machine; the real library is tested by the template."""
 
+import shlex
 import sys
 from unittest.mock import Mock
 
 import pytest
 
 from image_classifier.tools.wandb.tracker import open_tracker
+
+
+def test_the_command_that_uploads_can_be_pasted(tmp_path, monkeypatch):
+    folder = tmp_path / "it's mine"
+    folder.mkdir()
+    library = Mock(**{"login.return_value": False, "init.return_value": Mock(offline=True)})
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    command = open_tracker(folder, {}, 0).note.rpartition(": ")[2]
+    assert shlex.split(command) == ["wandb", "sync", f"{folder}/wandb/offline-run-*"]
 
 
 @pytest.mark.parametrize(
