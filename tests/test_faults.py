@@ -51,15 +51,28 @@ def test_a_call_that_was_interrupted_goes_on_with_the_other_rows(tmp_path, monke
 def test_runs_are_killed_though_they_take_far_less_time_than_the_first_one(tmp_path):
     kills, children = (import_module(f"faults.{name}") for name in ("kills", "children"))
     folder = tmp_path / "run"
+    lived = []  # seconds from a whole run's start to its kill
 
     def begin():
+        is_whole = not folder.exists()
         folder.mkdir(exist_ok=True)
-        return children.fork(time.sleep, 0.3)
+        began = time.monotonic()
+        if is_whole:
+            lived.append(lambda: time.monotonic() - began)
+        return children.fork(time.sleep, 0.4 if is_whole else 0.01)
 
-    ends = [*kills.killed_at_random(begin, folder, 2, 1000, random.Random(0))]
-    assert ends.count(False) == 2
+    ends = []
+    seconds = []
+    for is_done in kills.killed_at_random(begin, folder, 8, 1000, random.Random(0)):
+        ends.append(is_done)
+        if len(lived) > len(seconds) and not is_done:
+            seconds.append(lived[-1]())
+        elif len(lived) > len(seconds):
+            seconds.append(0)
+    assert ends.count(False) == 8
     assert ends[-1]
     assert not folder.exists()
+    assert max(seconds) > 0.15  # rests of runs, which end at once, are no measure
 
 
 def test_every_promise_of_the_table_was_kept():

@@ -324,6 +324,7 @@ def test_a_batch_may_be_of_all_images():
 
 def test_a_run_beside_others_has_its_share_of_the_cores_for_threads_and_workers(monkeypatch):
     monkeypatch.setattr(machine, "affinity", lambda _: range(8))
+    monkeypatch.setattr(machine, "cgroups", lambda *_: [])
     for name in ("OMP_NUM_THREADS", "RUN_CORES"):
         monkeypatch.delenv(name, raising=False)
     assert machine.num_cores() == machine.num_threads(1) == 8

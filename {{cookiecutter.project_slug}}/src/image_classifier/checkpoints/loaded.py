@@ -101,7 +101,7 @@ def place_model(best: Best, compute: ComputeConfig, world: World) -> LoadedModel
     config = best.config
     name = config.precision
     usual = usual_precision(world.device)
-    if name != usual and (world.device.type != "cuda" or name == "bf16"):  # trained on another
+    if name != usual and (world.device.type != "cuda" or name == "bf16"):  # trained elsewhere
         name = "fp32"
     precision = Precision(name, compute, config.optim, world.device)
     size = config.data.image_size

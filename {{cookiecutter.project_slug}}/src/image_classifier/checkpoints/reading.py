@@ -175,7 +175,7 @@ def check_images(classes: tuple, mean: list[float], std: list[float]) -> tuple[C
 
 
 def check_weights(weights: dict[str, Tensor]) -> None:
-    """Raise ValueError unless all are dense tensors in host memory, by name, and there are some."""
+    """Raise ValueError, naming the first that is wrong, unless all are dense tensors on the CPU."""
     if not weights:
         raise ValueError("there are no weights")
     for name, weight in weights.items():

@@ -161,7 +161,7 @@ class Checkpoints(AbstractContextManager):
         load_weights(model, weights)
 
     def check_identity(self, saved: dict[str, Any] | None) -> None:
-        """Raise `UserError` with the first difference if `saved` is of another config or images."""
+        """Raise `UserError` with the first difference of a checkpoint, if any, from this run."""
         if saved is None:
             return
         self.check_config(saved["config"])

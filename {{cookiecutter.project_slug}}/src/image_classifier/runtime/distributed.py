@@ -207,7 +207,7 @@ def choose_device(name: str, local_rank: int, local_size: int) -> tuple[torch.de
     """This rank's device: its own GPU, or the CPU that all share; and why no GPU was found.
 
     Raises:
-        UserError: if there are more processes than devices, or no device of the kind asked for.
+        UserError: if there are more processes than devices, none of the kind, or one too old.
     """
     found, why = find_accelerator()
     if name not in ("auto", "cpu", found):

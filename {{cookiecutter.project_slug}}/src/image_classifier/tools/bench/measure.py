@@ -119,8 +119,8 @@ def measure(variants: Variants, datasets: DatasetCache, budget: Budget, seconds:
         for name, variant in variants.items():
             with noting_failure(variant, name, runs):
                 if variant.start is None:
-                    data = datasets.open(variant.config)
-                    runs[name] = TimedRun(variant.config, datasets.world, data, variant.change)
+                    own = [datasets.open(variant.config)]  # a name would outlive a run that fails
+                    runs[name] = TimedRun(variant.config, datasets.world, own.pop(), variant.change)
                 else:
                     runs[name] = variant.start(variant.config)
                 paces[name] = warm_up(runs[name], budget)

@@ -173,13 +173,13 @@ class TensorMemory(TorchDispatchMode):
 
 
 class DatasetCache:
-    """Training images by the knobs that they depend on: opened and loaded once for many runs."""
+    """Training images by the knobs that they depend on: loaded once, on a device while in use."""
 
     def __init__(self, world: World) -> None:
         """Start empty."""
         self.world = world
         self.known: WeakValueDictionary[tuple, TrainData] = WeakValueDictionary()
-        self.kept: list[TrainData] = []  # not on the device, where they might leave no room
+        self.kept: list[TrainData] = []  # all that are in host memory, or streamed
 
     def open(self, config: Config) -> TrainData:
         """The images for one run, with workers of its own."""

@@ -19,7 +19,7 @@ class EvaluateOptions:
     split: Literal["val", "test", "train"] = "val"  # images to evaluate on
     root: str = ""  # folder of the images, if not the training folder. Folders of
     # classes without train, val and test are evaluated as a whole; some classes suffice
-    batch_size: int = within(0, 0, 65536)  # images at once; 0: as many as in training
+    batch_size: int = within(0, 0, 65536)  # images at once, of all processes; 0: as in training
     processes: int | Literal["auto"] = "auto"  # one per GPU by default
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
 

@@ -16,6 +16,8 @@ from ...tasks import metric_of
 def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig, size: int = 0) -> Scores:
     """Print the scores of the best weights of the run or checkpoint `run`, `size` images at once.
 
+    With several processes, of all of them together; 0: as many as in training.
+
     Raises:
         UserError: if there is no such run, or its images are missing or of other classes.
         FaultError: if memory does not suffice, too many cannot be read, or a worker was killed.

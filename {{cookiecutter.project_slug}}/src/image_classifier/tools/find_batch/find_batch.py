@@ -134,6 +134,8 @@ class Trial:
             training.state.optimizer.state.clear()
         is_scaled = training.precision.scaler.is_enabled()
         training.precision.scaler = GradScaler(self.device.type, enabled=is_scaled)
+        for name in ("grad_scale", "found_inf"):  # which the scaler leaves in the optimizer
+            vars(training.state.optimizer).pop(name, None)
 
     def times(self, count: int) -> list[float]:
         """Seconds of each step, after two that warm up."""

@@ -42,7 +42,7 @@ def side_at(done: float, least: int, most: int) -> int:
         return least
     # Each size is compiled and tuned anew. Most networks halve large images five times.
     multiple = 32 if most >= 128 else 4
-    while multiple * (MOST_SIZES - 1) < most - least:
+    while (most - 1) // multiple - least // multiple > MOST_SIZES - 2:  # those between
         multiple *= 2
     side = least + (most - least) * (done - begin) / (end - begin)
     return min(most, max(least, multiple * floor(side / multiple + 0.5)))

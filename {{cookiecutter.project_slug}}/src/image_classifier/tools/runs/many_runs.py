@@ -23,7 +23,7 @@ from ...runtime.config_dict import flatten
 from ...runtime.console import say
 from ...runtime.distributed import World
 from ...runtime.files import read_object, write_json
-from ...runtime.machine import CORES, num_cores
+from ...runtime.machine import CORES, num_cores, num_threads
 from ...runtime.run_dir import open_run
 from ...runtime.signals import TIME_LIMIT, Signals, StoppedError
 from ...tasks import metric_of
@@ -190,14 +190,13 @@ def devices(recipe: Recipe) -> list[Place]:
     """For each run that may train at once, the variables of its share of GPUs and cores."""
     run = recipe.config.run
     size = 1 if run.processes == "auto" else run.processes
-    gpus = []
-    if recipe.config.compute.device in ("auto", "cuda"):
-        count = torch.cuda.device_count()
-        visible = environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
-        gpus = visible.split(",")[:count]
+    count = torch.cuda.device_count() if recipe.config.compute.device in ("auto", "cuda") else 0
+    visible = environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    gpus = visible.split(",")[:count]
     shares = [",".join(gpus[n : n + size]) for n in range(0, len(gpus) - size + 1, size)]
     at_once = recipe.at_once or max(1, len(shares))
-    cores = {CORES: str(max(1, num_cores() // at_once))} if at_once > 1 else {}
+    cores = {CORES: max(1, num_cores() // at_once), "OMP_NUM_THREADS": num_threads(at_once * size)}
+    cores = {name: str(count) for name, count in cores.items() if at_once > 1}
     own = [{"CUDA_VISIBLE_DEVICES": share} for share in shares] or [{}]
     return [cores | own[number % len(own)] for number in range(at_once)]
 

@@ -132,7 +132,7 @@ class RunTrial(Trainable):
         own = self.knobs | {"run.evaluate_every_epochs": self.job.every}
         words = self.job.recipe.words(self.folder.name, own)
         cores = self.job.options.cpus
-        threads = max(1, cores // self.job.recipe.config.run.processes)  # of each, as Ray sets it
+        threads = max(1, cores // self.job.recipe.config.run.processes)  # of each process
         shares = {CORES: str(cores), "OMP_NUM_THREADS": str(threads)}
         self.process = start_run(words, self.folder / "output.log", **shares)
 

@@ -44,7 +44,7 @@ def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:
         labels = [on_host(dataset[index][1]) for index in range(len(dataset))]
         notes = (f"{name} has no `targets`: labels were found by one pass over its images",)
     elif transform is not None:
-        labels = [transform(label) for label in np.asarray(labels).tolist()]
+        labels = [on_host(transform(label)) for label in np.asarray(labels).tolist()]
     try:
         labels = np.asarray(labels)
     except ValueError:  # rows of different lengths

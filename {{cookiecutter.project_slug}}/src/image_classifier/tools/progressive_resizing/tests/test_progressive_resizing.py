@@ -78,7 +78,10 @@ def test_large_images_grow_by_32_pixels_and_small_ones_by_4():
     assert [side_at(0.74, 64, most) for most in (128, 124)] == [96, 80]
 
 
-@pytest.mark.parametrize(("least", "most"), [(8, 32), (64, 124), (96, 224), (32, 384), (8, 4096)])
+@pytest.mark.parametrize(
+    ("least", "most"),
+    [(8, 32), (10, 30), (64, 124), (96, 224), (112, 272), (150, 299), (32, 384), (8, 4096)],
+)
 def test_a_run_has_no_more_sizes_than_torch_compiles(least, most):
     sizes = {side_at(done / 1000, least, most) for done in range(1001)}
     assert {least, most} <= sizes

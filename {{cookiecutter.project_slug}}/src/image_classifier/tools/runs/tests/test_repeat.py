@@ -21,6 +21,7 @@ from image_classifier.config import Config
 from image_classifier.data import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.errors import EXIT_RESTART
+from image_classifier.runtime import machine
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.runs import child_runs, many_runs
 from image_classifier.tools.runs.child_runs import wait_until_free
@@ -232,9 +233,13 @@ def test_runs_share_gpus_and_cores(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert places() == [{}]
+    assert places(2) == [{"RUN_CORES": "1", "OMP_NUM_THREADS": "1"}] * 2
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(many_runs, "num_cores", lambda: 8)
-    assert places(3) == [{"RUN_CORES": "2"}] * 3
-    assert places(9) == [{"RUN_CORES": "1"}] * 9
+    monkeypatch.setattr(machine, "num_cores", lambda: 8)
+    assert places(3) == [{"RUN_CORES": "2", "OMP_NUM_THREADS": "2"}] * 3
+    two = {"RUN_CORES": "4", "OMP_NUM_THREADS": "2"}  # threads of each process
+    assert places(2, run__processes=2) == [two] * 2
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     gpus = [place["CUDA_VISIBLE_DEVICES"] for place in places()]
     assert gpus == ["0", "1", "2", "3"]
@@ -257,7 +262,7 @@ def test_the_interval_of_a_mean_is_students():
 def test_a_run_of_several_knows_nothing_of_the_ranks_of_others(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(child_runs.subprocess, "Popen", lambda _, **how: started.append(how))
-    for name in ("RANK", "WORLD_SIZE", "RUN_BEGAN", "TORCHELASTIC_RUN_ID"):
+    for name in ("RANK", "WORLD_SIZE", "RUN_BEGAN", "RUN_CORES", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "1")
     child_runs.start_run(["smoke"], tmp_path / "out.txt", RUN_CORES="3")
     environment = started[0]["env"]

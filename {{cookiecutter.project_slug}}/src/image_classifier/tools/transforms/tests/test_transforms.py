@@ -188,11 +188,12 @@ def test_a_blur_that_fails_leaves_the_precision_of_other_products():
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")  # as `Precision` does
     kernels = policies.gaussians(torch.tensor([0.5]), 9)
-    with Products(), pytest.raises(torch.OutOfMemoryError):
-        policies.blur(torch.zeros(1, 1, 9, 9), kernels)
-    after = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(before)
-    assert (found, after) == (["highest"], "high")
+    try:
+        with Products(), pytest.raises(torch.OutOfMemoryError):
+            policies.blur(torch.zeros(1, 1, 9, 9), kernels)
+        assert (found, torch.get_float32_matmul_precision()) == (["highest"], "high")
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("knob", EVERYTHING)
