@@ -129,15 +129,17 @@ def test_a_killed_command_resumes_to_the_same_bytes_and_no_other_command_does(
     assert out.read_bytes() == whole  # until the new one is complete
     head, *rows = partial.read_bytes().splitlines(keepends=True)
     cause = f"cannot resume '{partial}': it was begun with other"
-    assert f"{cause} --top-k;" in refusal("predict", run, *QUICK, "--top-k", 1, *words)
+    for option, value in (("--top-k", 1), ("--tta", "flip"), ("--batch-size", 5)):
+        assert f"{cause} {option};" in refusal("predict", run, *QUICK, *words, option, value)
     assert f"{cause} images;" in refusal("predict", run, *QUICK, photos / "val", *words)
     photo = photos / "val/ant/12.jpg"
     time = photo.stat().st_mtime_ns
     os.utime(photo, ns=(time, time + 10**9))
     assert f"{cause} files;" in refusal("predict", run, *QUICK, *words)
     os.utime(photo, ns=(time, time))
-    partial.write_bytes(head.replace(b'"weights": "', b'"weights": "0'))
-    assert f"{cause} weights;" in refusal("predict", run, *QUICK, *words)
+    for name in ("weights", "precision"):
+        partial.write_bytes(head.replace(b'"%b": "' % name.encode(), b'"%b": "0' % name.encode()))
+        assert f"{cause} {name};" in refusal("predict", run, *QUICK, *words)
     partial.write_bytes(b"no rows\n")
     assert f"{cause} weights;" in refusal("predict", run, *QUICK, *words)
     assert partial.read_bytes() == b"no rows\n"
@@ -353,10 +355,16 @@ def test_folders_patterns_and_lists_give_images(tmp_path, monkeypatch):
         listed("none")
 
 
-def test_a_list_of_names_that_end_with_nul_asks_for_the_option(run, tmp_path, monkeypatch, refusal):
+def test_a_list_of_names_that_end_with_nul_asks_for_the_option(
+    run, photos, tmp_path, monkeypatch, refusal
+):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a.jpg\0b.jpg\0")))
     said = refusal("predict", run, *QUICK, "-", "--out", tmp_path / "x.csv")
     assert "a name on standard input has NUL in it: --null" in said
+    names = b"".join(os.fsencode(path) + b"\0" for path in photos.glob("val/ant/*"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(names)))
+    assert predict(run, "-", "--null", "--out", tmp_path / "x.csv") == 0
+    assert len(rows_of(tmp_path / "x.csv")) == 2
 
 
 def test_files_in_folders_that_are_left_out_are_counted(run, tmp_path, capsys):
@@ -390,6 +398,7 @@ def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, refusal):
     (tmp_path / "there.csv").touch()
     (tmp_path / "folder.csv").mkdir()
     (tmp_path / "folder.npy").mkdir()
+    absent = "mps" if torch.cuda.is_available() else "cuda"
     for words, expected in (
         (["--out", "x.txt"], "'x.txt' ends in none of .csv, .jsonl"),
         (["--out", tmp_path / "there.csv"], "there.csv' exists already: --fresh replaces it"),
@@ -400,6 +409,7 @@ def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, refusal):
         (["--out", "/proc/x/y.csv"], "cannot write '/proc/x/y.csv.partial'"),
         (["--top-k", "0"], "--top-k 0 is not in 1 .. "),
         (["nowhere"], "there is no file or folder 'nowhere'"),
+        (["--device", absent], f"device {absent}: "),
     ):
         assert expected in refusal("predict", run, photos, *words)
     assert "there is no checkpoint" in refusal("predict", tmp_path, photos)
@@ -444,3 +454,54 @@ def test_a_command_that_resumes_counts_what_could_not_be_read_before(
         assert predict(run, *words) == 130
     assert predict(run, *words) == 0
     assert "1 of 13 files cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("knobs", [{"data__test_size": 48}, {"data__fit": "squash"}], ids=str)
+def test_images_become_squares_as_in_an_evaluation(knobs, config, photos, tmp_path):
+    world = World(torch.device("cpu"))
+    run = untrained_run(changed(config, **knobs), photos)
+    assert predict(run, photos / "val", "--out", tmp_path / "x.csv") == 0
+    trained = load_model(run, ComputeConfig(device="cpu"), world)
+    found = trained.evaluate(trained.open_images("val", world)).predictions
+    shares = [float(row["probability"]) for row in rows_of(tmp_path / "x.csv")]
+    assert shares == pytest.approx(found.probability.tolist(), abs=1e-6)
+
+
+def test_an_image_that_cannot_be_read_has_no_label_that_black_pixels_have():
+    row = unread({"path": "a.jpg", "label": "ant", "labels": ["ant"], "decision": "ant"}, "gone")
+    assert (row["label"], row["labels"], row["decision"]) == (None, None, None)
+
+
+def test_rows_that_have_no_heat_maps_are_not_taken_for_those_that_have(
+    run, photos, tmp_path, monkeypatch, refusal
+):
+    pytest.importorskip("image_classifier.tools.explain")
+    words = (photos / "val", "--out", tmp_path / "x.csv")
+    with monkeypatch.context() as patch:
+        patch.setattr(output.Output, "finish", Mock(side_effect=KeyboardInterrupt))
+        assert predict(run, *words) == 130
+    said = refusal("predict", run, *QUICK, *words, "--explain", tmp_path / "heat")
+    assert "it was begun with other --explain;" in said
+
+
+def test_a_head_that_a_kill_has_cut_is_written_anew(run, photos, tmp_path):
+    (tmp_path / "x.csv.partial").write_bytes(b'{"weights": "12')
+    assert predict(run, photos / "val", "--out", tmp_path / "x.csv") == 0
+    assert len(rows_of(tmp_path / "x.csv")) == 4
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_no_part_of_the_file_and_keeps_its_rows(
+    run, photos, tmp_path, monkeypatch, capsys
+):
+    def write_half(_, file, __):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    words = (photos / "val", "--out", tmp_path / "x.csv")
+    with monkeypatch.context() as patch:
+        patch.setitem(output.FORMATS, ".csv", write_half)
+        assert predict(run, *words) == 1
+    assert "x.csv': No space left on device; 4 rows are kept; run" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["x.csv.partial"]
+    assert predict(run, *words) == 0
+    assert len(rows_of(tmp_path / "x.csv")) == 4
