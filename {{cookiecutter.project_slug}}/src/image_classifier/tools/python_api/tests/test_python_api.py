@@ -137,6 +137,8 @@ def test_images_of_other_channels_and_bits_are_taken_as_training_takes_them(conf
     assert model.predict(deep)["label"] in model.classes
     with pytest.raises(UserError, match="it has 3 channels, not 5"):
         model.predict(deep[:3])
+    path = next(satellite.glob("val/*/*.npy"))
+    assert torch.equal(model.probabilities(path.read_bytes()), model.probabilities(path))
 
 
 def test_one_that_cannot_be_read_is_an_error_and_among_others_a_row(run, paths, tmp_path):
@@ -304,3 +306,10 @@ def test_a_run_out_of_memory_goes_on_with_half_the_micro_batch(config, monkeypat
     fit(config)
     assert "started again from the last save with 4" in capsys.readouterr().out
     assert Path(config.run.dir, "checkpoints", "best.pt").exists()
+
+
+@pytest.mark.parametrize("knobs", [{"data__test_size": 48}, {"data__fit": "pad"}], ids=str)
+def test_images_become_squares_as_those_of_predict_do(knobs, config, photos, tmp_path):
+    run = untrained_run(changed(config, **knobs), photos)
+    rows = written(run, photos, tmp_path / "o.jsonl")
+    assert_same_rows(load(run).predict([row["path"] for row in rows]), rows)
