@@ -1,5 +1,6 @@
 """Heat lies where the evidence for a class is known to be, and nothing else of a run changes."""
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,12 +202,19 @@ def test_the_model_stays_as_it_was_and_blocks_around_change_no_map():
 def test_a_page_shows_padded_images_where_the_model_sees_those(on_photos, monkeypatch):
     data = changed(on_photos, data__fit="pad", data__image_size=64).data
     source = open_dataset(data, "val")
-    blank = Mock(return_value=torch.zeros(len(source), 64, 64))
+    maps = torch.zeros(len(source), 64, 64)
+    maps[1] = 1
+    blank = Mock(return_value=maps)
     monkeypatch.setattr(heat, "heat_maps", blank)
     normalize = Mock(scale=torch.ones(1), side_effect=torch.Tensor.float)
     shown = heat.open_explainer(None, normalize, SimpleNamespace(data=data, source=source))
-    top = shown([*range(len(source))], [0] * len(source))[0, 0]  # of an image that is wide
+    classes = [0, 1, 1, 0]
+    pictures = shown([*range(len(source))], classes)
+    top = pictures[0, 0]  # of an image that is wide
     assert (top == top[0]).all()
+    colored = pictures.int().amax(3) > pictures.int().amin(3)
+    assert colored.flatten(1).any(1).tolist() == [False, True, False, False]
+    assert blank.call_args.args[2].tolist() == classes
     assert blank.call_args.args[1][0, :, 0].std(1).max() == 0
     normalize.assert_called_once()
 
@@ -277,3 +285,25 @@ def test_predict_writes_a_picture_for_each_image(tmp_path, photos, monkeypatch, 
     assert "of 3 at most: there are 6" in refusal(*words, *explain)
     monkeypatch.undo()
     assert "--explain '/proc/x'" in refusal(*words, "--explain", "/proc/x")
+
+
+def test_places_are_the_more_in_color_the_hotter_they_are_and_cold_ones_are_gray():
+    pixels = torch.tensor([[[[40, 80, 120]] * 3]], dtype=torch.uint8)
+    cold, warm, hot = heat.painted(pixels, torch.tensor([[[0.0, 0.5, 1.0]]]))[0, 0].int()
+    assert len(cold.unique()) == 1
+    far = [int((torch.tensor(heat.COLOR) - color).abs().sum()) for color in (cold, warm, hot)]
+    assert far[0] > far[1] > far[2]
+
+
+@pytest.mark.skipif(not predict, reason="tools/predict was deleted")
+def test_the_heat_of_predict_is_that_of_the_class_that_it_names(tmp_path, photos, monkeypatch):
+    blank = Mock(side_effect=lambda _, images, __: torch.zeros(len(images), SIDE, SIDE))
+    monkeypatch.setattr(heat, "heat_maps", blank)
+    run = untrained_run(tiny(tmp_path / "run"), photos)
+    words = ["predict", run, str(photos / "train"), "--device", "cpu", "--workers", "0"]
+    words += ["--explain", str(tmp_path / "heat"), "--out", str(tmp_path / "x.jsonl")]
+    assert main(words) == 0
+    rows = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    classes = [number for call in blank.call_args_list for number in call.args[2].tolist()]
+    assert 1 in classes
+    assert [("ant", "bee")[number] for number in classes] == [row["label"] for row in rows]
