@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import changed, on_deep, run_ranks, write_photo
+from conftest import changed, on_deep, run_ranks, untrained_run, write_photo
 
 from image_classifier import evaluate as evaluate_module
 from image_classifier.checkpoints import loaded as loaded_model
@@ -133,6 +133,8 @@ def test_a_mistake_is_answered_in_one_line(tmp_path, refusal):
     assert f"no checkpoint '{tmp_path}/no.pt'" in refusal("evaluate", tmp_path / "no.pt")
     (tmp_path / "damaged.pt").write_bytes(b"PK")
     assert "damaged.pt' is damaged: " in refusal("evaluate", tmp_path / "damaged.pt")
+    absent = "mps" if torch.cuda.is_available() else "cuda"
+    assert f"device {absent}: " in refusal("evaluate", tmp_path, "--device", absent)
 
 
 def opened_while_saved(old, new):
@@ -266,3 +268,21 @@ def test_so_does_that_of_a_run_with_several_labels(on_photos, photos, tmp_path):
     train(changed(config, model__task="multi-label"))
     moved = shutil.copytree(photos / "train", tmp_path / "moved")
     assert len(evaluated(on_photos.run.dir, moved).source) < 12
+
+
+def test_a_limit_of_the_training_leaves_out_no_image_of_another_folder(config, photos, tmp_path):
+    run = untrained_run(config, photos)
+    best = Path(run, "checkpoints", "best.pt")
+    saved = torch.load(best, weights_only=True)
+    saved["config"]["data.limit"] = 3
+    torch.save(saved, best)
+    other = shutil.copytree(photos / "train", tmp_path / "other")
+    assert len(evaluated(run, other).source) == 12
+
+
+def test_it_tells_from_which_probability_on_predictions_count(config, photos, capsys):
+    pytest.importorskip("image_classifier.tools.calibration")
+    run = untrained_run(config, photos, 2.0, (0.6,))
+    assert main(["evaluate", run, "--device", "cpu"]) == 0
+    told = "calibrated by a temperature of 2.00; predictions count from 60.0% on: "
+    assert told in capsys.readouterr().out
