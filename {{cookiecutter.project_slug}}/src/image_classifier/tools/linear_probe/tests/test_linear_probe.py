@@ -301,6 +301,20 @@ def test_a_network_that_computes_on_after_its_last_layer_begins_at_zero(config, 
     assert not model.head.weight.any()
 
 
+def test_a_last_layer_whose_outputs_the_network_bends_stays_as_it_is(config):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 3), nn.Softplus())
+    before = model[1].weight.clone()
+    assert not linear_probe.rescale(model, model[1], config)
+    assert torch.equal(model[1].weight, before)
+
+
+def test_an_image_is_left_out_only_if_none_of_its_labels_is_known():
+    several = torch.tensor([[1, LEFT_OUT], [LEFT_OUT, LEFT_OUT], [0, 0]])
+    assert features.left_out(several).tolist() == [False, True, False]
+    assert features.left_out(torch.tensor([2, LEFT_OUT])).tolist() == [False, True]
+
+
 def test_all_layers_begin_to_learn_with_a_softer_probe_of_the_same_answers():
     torch.manual_seed(0)
     model = build_model(SMALL, 3, 32).eval()
@@ -341,19 +355,22 @@ def test_features_of_what_no_digest_knows_are_not_kept(finetuned, monkeypatch, t
 
 
 def test_features_are_known_by_all_that_they_depend_on_and_by_nothing_else(config):
-    def digest_of(split="train", **knobs):
+    def digest_of(split="train", mean=(0.5, 0.5, 0.5), **knobs):
         own = changed(config, **knobs)
-        return features.digest(own, SimpleNamespace(source=shapes(own.data, split)), model)
+        source = replace(shapes(own.data, split), mean=mean)
+        return features.digest(own, SimpleNamespace(source=source), model)
 
     torch.manual_seed(0)
     model = build_model(SMALL, 3, 32)
     known = digest_of()
     found = {known, digest_of(data__image_size=48), digest_of("val")}
+    found |= {digest_of(mean=(0.4, 0.5, 0.5)), digest_of(augment__tta="flip")}
+    found |= {digest_of(precision="bf16")}
     with torch.no_grad():
         model.head.weight.add_(1)
         assert digest_of(seed=9, optim__lr=9.0, run__dir="other") == known
         next(model.parameters()).add_(1)
-    assert len(found | {digest_of()}) == 4
+    assert len(found | {digest_of()}) == 7
 
 
 def test_features_are_not_kept_while_an_image_cannot_be_read(config, monkeypatch, tmp_path):
