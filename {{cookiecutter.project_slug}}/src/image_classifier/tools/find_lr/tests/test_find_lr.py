@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from conftest import changed, run_ranks
+from safetensors.torch import save_file
 
 from image_classifier.cli import main
 from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
+from image_classifier.models import build_model
 from image_classifier.runtime.distributed import join_world
 from image_classifier.tools.find_lr import find_lr as finding
 from image_classifier.train import Training
@@ -31,13 +33,23 @@ def test_the_suggestion_lies_where_the_loss_falls_and_below_divergence(best, gro
     result = finding.analyze(LRS, [*curve(best, growth)])
     assert result.lr_diverge == pytest.approx(30 * best, rel=1.5)
     assert best / 3 < result.suggested < 10 * best
+    assert result.suggested == min(result.lr_best / 3, result.lr_diverge / 10)
     assert all(map(math.isfinite, result.smoothed))
 
 
-@pytest.mark.parametrize("slope", [0, 1])
-def test_losses_that_never_fall_give_no_suggestion(slope):
+@pytest.mark.parametrize("slope", [0, 1, -0.0004])  # a hundredth of the first in all
+def test_losses_that_hardly_fall_give_no_suggestion(slope):
     with pytest.raises(UserError, match="lets the loss fall"):
         finding.analyze(LRS, [2.3 + slope * step for step in range(100)])
+
+
+def test_where_training_diverges_at_once_the_suggestion_keeps_away_from_there():
+    losses = [2.3 - step / 60 for step in range(60)] + [9.0] * 10
+    result = finding.analyze(LRS, losses)
+    assert result.suggested == result.lr_diverge / 10 < result.lr_best / 3
+    lowest = min(result.smoothed)
+    at_best = result.smoothed[result.lrs.index(result.lr_best)]
+    assert at_best - lowest == pytest.approx(0.1 * (result.smoothed[0] - lowest), abs=0.02)
 
 
 @pytest.mark.parametrize("has_report", [True, False])
@@ -101,3 +113,10 @@ def test_without_memory_it_starts_again_in_smaller_parts_and_the_next_test_as_as
 def test_an_unusable_range_is_a_mistake(words, refusal):
     said = refusal("find-lr", "smoke", *words.split())
     assert "needs 0 < low < high and 20 to 100000 steps" in said
+
+
+def test_a_new_last_layer_on_trained_weights_begins_at_zero(config, tmp_path):
+    save_file(build_model(config.model, 7, 32).state_dict(), tmp_path / "w.safetensors")
+    config = changed(config, run__init_from=str(tmp_path / "w.safetensors"))
+    first, *_ = losses_of(config, finding.geometric_lrs(1e-6, 1e-5, 20))
+    assert first == pytest.approx(math.log(10))  # all classes alike
