@@ -16,6 +16,7 @@ from PIL import Image
 from image_classifier import tasks
 from image_classifier.config import Config, DataConfig
 from image_classifier.data import LEFT_OUT, Source, open_dataset
+from image_classifier.errors import UserError
 from image_classifier.metrics import predictions
 from image_classifier.metrics.table import METRICS, Metric
 from image_classifier.runtime.config_dict import flatten
@@ -86,6 +87,9 @@ def test_the_result_comes_first_then_a_matrix_or_pairs_then_the_classes_worst_fi
     assert matrix[0] == ["", *ANIMALS]
     assert matrix[1::2] == [["ant", "8", "", "", ""], ["cow", "", "", "", ""]]
     assert matrix[2::2] == [["bee", "3", "6", "1", ""], ["dog", "", "1,000", "", "1,000"]]
+    shades = {value for name, value in shown.pairs if name == "style" and "--shade" in value}
+    roots = ("100%", "55%", "77%", "32%", "71%")  # of 1, 0.3, 0.6, 0.1 and 0.5
+    assert shades == {f"--shade:{root}" for root in roots}
     assert classes == [
         [*HEADS, "most often predicted as", "times"],
         ["dog", "50.0%", "100.0%", "66.7%", "", "2,000", "bee", "1,000"],
@@ -288,3 +292,38 @@ def test_images_of_any_channels_are_shown(channels, bits, shown):
     picture = Image.open(io.BytesIO(content))
     expected = tuple(levels.tolist()[:shown] * (3 // shown))
     assert (picture.mode, picture.getpixel((4, 4))) == ("RGB", expected)
+
+
+def test_curves_are_of_precision_over_recall_and_of_true_over_false_positives(monkeypatch):
+    draw = Mock(return_value="")
+    monkeypatch.setattr(report, "line_chart", draw)
+    report.ranking_curves(predictions_of_several(ANIMALS[:3]))
+    (_, precisions), (_, rocs) = (call.args for call in draw.call_args_list)
+    assert (1.0, pytest.approx(2 / 3)) in precisions["bee"]  # two of three are bees, and no more
+    assert rocs["bee"][0] == (0, 0)
+    assert (0.0, 1.0) in rocs["bee"]
+
+
+def test_heat_maps_of_mistakes_are_of_the_classes_that_were_predicted():
+    found = answers_of(ANIMALS, counts(4))
+    explain = Mock(side_effect=UserError("no map"))
+    assert "No heat maps: no map" in galleries.mistakes(found, explain)
+    indices, classes = explain.call_args.args
+    assert classes == found.predicted[indices].tolist() != found.source.labels[indices].tolist()
+
+
+def test_the_config_is_what_is_not_usual_and_all_options_follow(tmp_path):
+    own = {"optim__lr": 0.3, "run__best_by": "top1"}
+    shown = page(tmp_path, answers_of(ANIMALS[:2], counts(2)), **own)
+    said = " ".join(" ".join(shown.words).split())
+    assert " Config optim.lr 0.3 All options " in said
+
+
+@pytest.mark.usefixtures("pages")
+def test_a_page_is_not_written_at_each_of_many_evaluations(config, monkeypatch):
+    monkeypatch.setattr(report, "write_page", write := Mock())
+    conclude = observer.open_observer(Mock(config=config)).conclude
+    result = Result(None, {}, 1, 2, 1, "not finished", [])
+    assert [conclude(result) for _ in range(3)] == [""] * 3
+    assert conclude(replace(result, is_last=True)).startswith("report: ")
+    assert write.call_count == 1
