@@ -91,15 +91,31 @@ def test_small_images_of_progressive_resizing_have_a_place(config):
 def test_no_more_images_are_decoded_than_are_shown(on_photos, monkeypatch):
     read = previews.Samples.fill
     counts = []
+    epochs = []
 
     def fill(samples, out, epoch, indices):
         counts.append(len(indices))
+        epochs.append(epoch)
         return read(samples, out, epoch, indices)
 
     monkeypatch.setattr(previews.Samples, "fill", fill)
     config = changed(on_photos, augment__crop="resized", data__batch_size=12, data__limit=0)
     preview(config, 2, 3)
     assert counts == [2] * 4
+    assert epochs == [0, 0, 1, 2]  # as they are, and as each epoch crops them
+
+
+def test_a_row_has_the_draws_of_the_first_step_of_its_epoch(config, monkeypatch):
+    steps = []
+    build = previews.build_augment
+
+    def build_noted(*words):
+        augment = build(*words)
+        return lambda batch, step: steps.append(step) or augment(batch, step)
+
+    monkeypatch.setattr(previews, "build_augment", build_noted)
+    preview(config, 2, 3)
+    assert steps == [0, 4, 8]
 
 
 @pytest.mark.parametrize("words", ["--columns 0", "--rows 65", "--data.batch-size 100000"])
