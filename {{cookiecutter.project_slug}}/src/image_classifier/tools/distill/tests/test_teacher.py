@@ -5,6 +5,7 @@ import shutil
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from image_classifier.data import datasets
 from image_classifier.data.datasets.source import Source
 from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
+from image_classifier.tools.distill import loss
 from image_classifier.tools.distill.loss import Teacher
 from image_classifier.tracking.trackers import public_knobs
 from image_classifier.train import train
@@ -186,3 +188,11 @@ def test_a_teacher_of_one_label_does_not_teach_several(taught, monkeypatch):
 def test_what_a_teacher_does_needs_one(knob, refusal):
     said = refusal("train", "smoke", f"--optim.teacher-{knob}", 0.7)
     assert f"--optim.teacher-{knob} 0.7 needs --optim.teacher RUN" in said
+
+
+def test_a_teacher_has_the_share_and_the_temperature_that_are_given(taught, monkeypatch):
+    teacher = Mock(side_effect=UserError("enough"))
+    monkeypatch.setattr(loss, "Teacher", teacher)
+    with pytest.raises(UserError, match="enough"):
+        train(changed(taught, optim__teacher_temperature=4.0))
+    assert teacher.call_args.args[:3] == (taught.optim.teacher, 0.75, 4.0)
