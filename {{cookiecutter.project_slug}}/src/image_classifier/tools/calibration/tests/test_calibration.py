@@ -263,7 +263,8 @@ def test_only_a_decision_is_read_from_a_checkpoint_and_an_older_one_has_none(con
     path = Path(run, "checkpoints", "best.pt")
     assert load_best(path).decision == Decision(1.5, (0.25,))
     saved = torch.load(path, weights_only=True)
-    for wrong in ({"temperature": 0.0, "thresholds": ()}, {"temperature": 1.0}, [], "x"):
+    extremes = ({"temperature": value, "thresholds": ()} for value in (0.0, float("inf")))
+    for wrong in (*extremes, {"temperature": 1.0}, [], "x"):
         saved["state"]["decision"] = wrong
         torch.save(saved, path)
         with pytest.raises(UserError, match="is not a checkpoint of this project"):
