@@ -102,13 +102,14 @@ def test_unreadable_files_are_named_with_the_reason_and_join_the_list_of_a_user(
         open_dataset(data, "train")
 
 
-def test_of_equal_files_in_training_one_is_kept_and_imbalance_is_found(root):
+def test_of_equal_files_in_training_one_is_kept_and_imbalance_is_found(root, capsys):
     for number in range(50):
         (root / f"train/ant/copy{number}.jpg").hardlink_to(root / PICTURE)
     shutil.rmtree(root / "val" / "bee")
     findings = check(root, quarantine=True)[1]["findings"]
     (copies,), (rare,) = findings["duplicates"], findings["imbalance"]
     assert (len(copies["images"]), copies["what"]) == (51, "the same bytes")
+    assert " = 48 more = " in capsys.readouterr().out  # and three by their names
     assert rare["what"] == "val has 0 images of 'bee', and 2 of 'ant'"
     lines = (root.parent / "photos.cache/quarantine.txt").read_text().splitlines()
     assert lines[0] == "train/ant/copy0.jpg\tthe same bytes as train/ant/0.jpg"
@@ -208,6 +209,7 @@ def test_a_split_of_one_color_or_nearly_black_is_serious(kind, photos, tmp_path,
     assert main(["check", "--data.root", str(root)]) == 1
     said = capsys.readouterr().out
     assert "\n! images of one color, all of train and val: 16\n" in said
+    assert "\n  and 6 more: --json FILE has all\n" in said
     assert ("from files of 16 bits: scale them" in said) == (kind != "white")
     shutil.copytree(photos, root, dirs_exist_ok=True)  # some are no reason to stop
     assert len(check(root)[1]["findings"]["uniform"]) == 16
