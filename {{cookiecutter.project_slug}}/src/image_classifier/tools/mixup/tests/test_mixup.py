@@ -3,6 +3,7 @@
 import random
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -89,6 +90,15 @@ def test_a_box_of_cutmix_has_the_form_of_the_image_and_the_drawn_share(place, bo
     expected[top:bottom, left:right] = 1
     assert torch.equal(mixed[0, 0], expected)
     assert torch.equal(mixed[1, 0], 1 - expected)
+
+
+@pytest.mark.parametrize("knob", ["mixup", "cutmix"])
+def test_shares_are_drawn_by_the_alpha_that_is_given(knob):
+    draw = Mock(return_value=0.75)
+    chance = SimpleNamespace(random=lambda: 0.0, betavariate=draw, uniform=lambda low, _: low)
+    batch = Augmented(torch.zeros(2, 1, 12, 24), torch.arange(2))
+    mixup_cutmix(batch, AugmentConfig(**{knob: 0.4}), 2, chance)
+    draw.assert_called_once_with(0.4, 0.4)
 
 
 def test_with_both_on_some_steps_mix_and_others_paste_as_the_seed_decides():
