@@ -151,6 +151,7 @@ def test_a_run_changes_no_pretrained_matrix_and_saves_weights_that_fit_without_l
     for net in (state["model"], state["ema"]):
         kept = [name for name in net if name.endswith(".original")]
         assert len(kept) == 8
+        assert {len(weight) for name, weight in net.items() if name.endswith(".0.a")} == {2}
         for name in kept:
             assert torch.equal(net[name], before[name.replace(f"{MARK}weight.original", ".weight")])
         assert all(weight.any() for name, weight in net.items() if name.endswith(".0.b"))
