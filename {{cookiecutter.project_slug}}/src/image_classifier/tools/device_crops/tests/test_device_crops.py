@@ -61,6 +61,12 @@ def test_crops_are_the_same_from_any_step_and_in_either_memory(config):
     assert seen(changed(config, data__where="host"), 3) == resident[3:]
 
 
+def test_a_crop_keeps_as_much_of_an_image_as_is_asked_for(config):
+    config = changed(config, augment__crop="resized", data__where="device")
+    small, large = (seen(changed(config, augment__min_scale=n), stop=1) for n in (0.1, 0.9))
+    assert small != large
+
+
 def test_crops_stay_on_the_device(gpu, config, satellite):
     knobs = {"augment__crop": "resized", "augment__flip": "alternating"}
     assert augmented(gpu, changed(config, **knobs)).images.shape == (16, 3, 32, 32)
