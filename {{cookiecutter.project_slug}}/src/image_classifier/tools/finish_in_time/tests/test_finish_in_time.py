@@ -87,3 +87,5 @@ def test_a_run_that_is_done_stays_so_though_its_last_evaluation_was_short(monkey
 def test_a_schedule_never_goes_back_behind_its_steps():
     deadline = limit.Deadline(100.0, seconds_before=30.0)
     assert [deadline.place(step, 100) for step in (10, 50)] == [30, 50]
+    deadline.agree(200_000)  # by a clock that is behind
+    assert deadline.place(10, 100) == 30
