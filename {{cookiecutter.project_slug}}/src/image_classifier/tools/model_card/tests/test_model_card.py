@@ -121,7 +121,14 @@ def test_scores_and_intervals_are_those_of_the_predictions(finished):
         hits = int((own & taken).sum())
         precision = wilson(hits, int(taken.sum())) if taken.any() else ""
         assert rows[name][:3] == [f"{int(own.sum())}", wilson(hits, int(own.sum())), precision]
-    assert f"| top-1 | {wilson(int((predicted == target).sum()), len(target))} |" in text
+    whole = wilson(int((predicted == target).sum()), len(target))
+    assert f"| top-1 | {whole} |" in text
+    low, high = map(float, re.findall(r"\d[\d.]*", whole.partition("(")[2]))
+    (points,) = re.findall(r"the share that is right to ([\d.]+) points", text)
+    assert float(points) == pytest.approx((high - low) / 2, abs=0.11)
+    recalls = [float(row[1].partition("%")[0]) for row in [*rows.values()][2:] if row[1]]
+    assert recalls == sorted(recalls)
+    assert len(recalls) > 5
     pairs = torch.stack([target, predicted])[:, predicted != target].T.tolist()
     true, taken, count = cells(section(text, "Most often confused:"))[2]
     classes = classes_of(finished)
