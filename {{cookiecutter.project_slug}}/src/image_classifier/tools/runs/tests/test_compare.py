@@ -20,6 +20,7 @@ from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.runs.saved_runs import (
     best_of,
     read_predictions,
+    read_run,
 )
 from image_classifier.tools.statistics import statistics
 
@@ -244,3 +245,10 @@ def test_what_a_last_layer_begins_with_is_part_of_a_recipe(tmp_path, capsys):
         pytest.skip("the tool linear-probe is not here")
     a, b = (write_run(tmp_path / head, 900, run__init_head=head) for head in ("probe", "zero"))
     assert "B against A: run.init_head 'probe' -> 'zero'" in said(capsys, a, b)
+
+
+def test_the_speed_of_a_run_is_its_median(tmp_path):
+    folder = Path(write_run(tmp_path / "a", 900))  # twice 500 images per second
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 150, "epoch": 3.0, "train/images_per_second": 9000.0}\n')
+    assert read_run(folder).images_per_second == 500

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,12 +21,12 @@ from image_classifier.cli import main
 from image_classifier.config import Config
 from image_classifier.data import DATASETS
 from image_classifier.data.datasets.shapes import shapes
-from image_classifier.errors import EXIT_RESTART
+from image_classifier.errors import EXIT_RESTART, UserError
 from image_classifier.runtime import machine
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.runs import child_runs, many_runs
 from image_classifier.tools.runs.child_runs import wait_until_free
-from image_classifier.tools.runs.recipe import Recipe
+from image_classifier.tools.runs.recipe import Recipe, take_recipe
 from image_classifier.tools.statistics import statistics
 
 TINY = "smoke --epochs 2 --optim.warmup-epochs 1 --data.limit 64 --data.batch-size 16"  # `tiny`
@@ -132,9 +133,12 @@ def test_seeds_that_are_done_are_kept_and_two_recipes_can_be_compared(
     top1 = [end["result"]["val/top1"] for end in ends]
     assert found["last_top1"]["mean"] == pytest.approx(sum(last) / 2)
     assert found["top1"]["mean"] == pytest.approx(sum(top1) / 2)
-    mean, deviation = (100 * found["top1"][name] for name in ("mean", "deviation"))
+    mean, deviation, *ends = (
+        100 * found["top1"][name] for name in ("mean", "deviation", "low", "high")
+    )
     assert (
-        f"top-1 of best.pt {mean:.2f}% ± {deviation:.2f} (standard deviation over 2 seeds), 95%"
+        f"top-1 of best.pt {mean:.2f}% ± {deviation:.2f} (standard deviation over 2 seeds), "
+        "95% interval of the mean: {:.2f} .. {:.2f}\n".format(*ends)
         in said
     )
     shutil.copytree(a, b)
@@ -184,6 +188,8 @@ def test_a_run_that_is_done_goes_on_for_options_that_act_on_its_result(tmp_path)
     ):
         config = replace(recipe.config, run=replace(recipe.config.run, **more))
         assert many_runs.is_done(replace(recipe, config=config), "seed-0", each) == is_done
+    exact = replace(recipe.config, precision="fp32")  # what `auto` became is that of a machine
+    assert not many_runs.is_done(replace(recipe, config=exact), "seed-0", each)
 
 
 @pytest.mark.parametrize("code", [1, 74, 75])
@@ -275,3 +281,17 @@ def test_a_run_of_several_processes_is_started_and_ends(tmp_path):
     output = tmp_path / "out.txt"
     assert child_runs.start_run(words, output).wait(120) == 0, output.read_text()
     assert json.loads((tmp_path / "environment.json").read_text())["processes"] == 2
+
+
+def test_seeds_are_those_from_the_given_one_on(monkeypatch):
+    train_all = Mock(side_effect=UserError("enough"))
+    monkeypatch.setattr(many_runs, "train_all", train_all)
+    with pytest.raises(UserError, match="enough"):
+        many_runs.repeat(Recipe("smoke", replace(Config(), seed=5), {}, 1), 3)
+    _, each = train_all.call_args.args
+    assert each == {f"seed-{seed}": {"seed": seed} for seed in (5, 6, 7)}
+
+
+def test_as_many_runs_train_at_once_as_are_asked_for():
+    count, recipe = take_recipe(["4", "smoke", "--at-once", "3"], "repeat", "", "shapes")
+    assert (count, len(many_runs.devices(recipe))) == (4, 3)
