@@ -172,6 +172,7 @@ def test_scores_of_all_folds_are_of_their_images_and_the_interval_is_corrected(
     loss = sum((number + 1) * size for number, size in enumerate(read)) / 11
     said = capsys.readouterr().out
     assert f"loss {loss:.4f}" in said
+    assert "the best on its own images: optimistic" in said  # the last ones have other scores
     assert "  ant 100.00%\n" in said
     assert "  bee   0.00%\n" in said
     assert found["pooled_top1"] == 5 / 11  # of those that were read
@@ -179,6 +180,7 @@ def test_scores_of_all_folds_are_of_their_images_and_the_interval_is_corrected(
     assert found["loss"]["low"] == pytest.approx(2 - reach)
     found, _ = pooled(photos, tmp_path / "b", monkeypatch, (0.5, 0.5, 0.5), "top1")
     assert found["top1"]["high"] - found["top1"]["low"] == 1  # equal by chance
+    assert "optimistic" not in capsys.readouterr().out
 
 
 def test_an_image_whose_labels_are_unknown_is_none_that_could_not_be_read(
