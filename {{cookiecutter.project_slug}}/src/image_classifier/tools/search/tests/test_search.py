@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from conftest import write_trial
 
@@ -44,10 +45,10 @@ SPACE = {
 }
 
 
-def proposals(kind, space, recorded=(), trials=12):
+def proposals(kind, space, recorded=(), trials=12, seed=0):
     """What an engine proposes, without any results."""
     found = engines.open_space(space, Config())
-    engine = engines.build_engine(kind, found, list(recorded), trials, seed=0)
+    engine = engines.build_engine(kind, found, list(recorded), trials, seed)
     found = [engine.suggest(str(n)) for n in range(trials)]
     return [{knob: engines.tidy(v) for knob, v in one.items()} for one in found if one]
 
@@ -76,8 +77,10 @@ def test_a_grid_is_even_in_each_distribution_and_shuffled_by_the_seed():
 
 
 @pytest.mark.parametrize("kind", ["random", "tpe", "grid"])
-def test_the_same_seed_proposes_the_same(kind):
-    assert proposals(kind, SPACE) == proposals(kind, SPACE)
+def test_the_same_seed_proposes_the_same_and_another_one_other_configs(kind):
+    first = proposals(kind, SPACE)
+    assert proposals(kind, SPACE) == first
+    assert proposals(kind, SPACE, seed=1) != first
 
 
 @pytest.mark.parametrize("kind", ["tpe", "random"])
@@ -293,6 +296,39 @@ def test_hyperband_ends_bad_trials_in_brackets_that_are_the_same_for_the_same_se
     )
     assert first == again
     assert {*first} == {1, 3, 9}
+    other = job.build_scheduler(planned(scheduler="hyperband", seed=1))
+    assert trained_epochs(other, range(40, 0, -1)) != first
+
+
+def test_rungs_are_as_far_from_one_another_as_is_asked_for():
+    scheduler = job.build_scheduler(planned(min_epochs=1.0, reduction=2))
+    ends = {*trained_epochs(scheduler, [5, 3, 8, 1, 7, 2, 9, 4, 6, 10, 0])}
+    assert {1, 2, 9} <= ends <= {1, 2, 4, 8, 9}
+
+
+@pytest.mark.parametrize("space", [spaces.default, spaces.lr, spaces.finetune])
+def test_learning_rates_are_searched_on_both_sides_of_the_presets(space):
+    config = Config()
+    config = replace(config, optim=replace(config.optim, lr=0.32, weight_decay=0.001))
+    found = engines.open_space(space(config), config)
+    rates = found["optim.lr"]
+    assert (rates.low, rates.high, rates.log) == (pytest.approx(0.02), pytest.approx(5.12), True)
+    if space is spaces.default:
+        decays = found["optim.weight_decay"]
+        assert (decays.low, decays.high) == pytest.approx((0.0001, 0.01))
+
+
+def test_tpe_learns_from_results_and_random_search_does_not():
+    distances = {}
+    for kind in ("tpe", "random"):
+        space = engines.open_space({"optim.lr": SPACE["optim.lr"]}, Config())
+        engine = engines.build_engine(kind, space, [], 40, seed=0)
+        found = []
+        for number in map(str, range(40)):
+            found.append(abs(np.log10(engine.suggest(number)["optim.lr"] / 0.1)))
+            engine.on_trial_complete(number, {"score": -found[-1]})
+        distances[kind] = np.mean(found[20:])
+    assert distances["tpe"] < 0.5 * distances["random"]
 
 
 def test_the_table_has_the_best_first_and_what_all_took(tmp_path):
