@@ -607,6 +607,20 @@ def test_a_shard_that_is_rewritten_on_a_server_ends_the_run(served, packed, tmp_
         assert torch.equal(source.read(11), opened(packed).read(11))  # of another shard
 
 
+def test_a_shard_that_is_rewritten_in_a_store_that_tells_only_if_asked_ends_the_run(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(storage, "RECHECK_SECONDS", 0)
+    content = write_tar(tmp_path / "0.tar", {"ant/1.jpg": b"one"}).read_bytes()
+    place = f"/{tmp_path.name}/train-0.tar"
+    fsspec.filesystem("memory").pipe_file(place, content)
+    source = opened(f"memory://{tmp_path.name}", val_fraction=0.001, cache=str(tmp_path / "c"))
+    assert source.paths.read(0) == b"one"
+    fsspec.filesystem("memory").pipe_file(place, content.replace(b"one", b"two"))
+    with pytest.raises(FaultError, match=r"train-0.tar' has changed since this run began"):
+        source.paths.read(0)
+
+
 def test_only_headers_and_labels_are_read_for_the_index(served, tmp_path, monkeypatch):
     monkeypatch.setattr(index, "READ_AHEAD", 512)
     monkeypatch.setattr(Ranges, "root", tmp_path)
