@@ -4,12 +4,14 @@ The template's tests make the graphs and run them, which takes seconds.
 """
 
 import json
+import os
 import subprocess
 import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from torch import nn
 from image_classifier.checkpoints import load_model, loaded
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
-from image_classifier.data import Source, open_dataset
+from image_classifier.data import LEFT_OUT, Source, open_dataset
 from image_classifier.data.crops import fit_square, mean_color
 from image_classifier.errors import FaultError
 from image_classifier.runtime import platform
@@ -322,6 +324,7 @@ def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, monkeypatch, r
         "--images 0": "--images 0 is not in 1",
         "--tolerance -1": "--tolerance -1 is not in 0",
         "--format onx": "onnx",
+        "--format": "--format needs one or more names",
         "--format onnx": f"onnx_of_nobody: {install_command('onnx_of_nobody')}",
         "--format safetensors --split test": "test",
         "--format safetensors --out /proc/nowhere": "cannot write to '/proc/nowhere'",
@@ -330,3 +333,28 @@ def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, monkeypatch, r
     }.items():
         assert expected in refusal("export", run, *words.split())
     assert not Path(run, "export").exists()
+
+
+def test_the_score_that_it_says_is_that_of_the_classes_of_images_with_a_label(
+    run, monkeypatch, capsys
+):
+    reference = exporting.Reference(
+        read=lambda _: None,
+        squares=[],
+        probabilities=torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.8, 0.2], [0.3, 0.7]]),
+        names=["photos/ant/7.jpg"] * 4,
+        to_probabilities=lambda logits: logits,
+        to_answers=lambda shares: torch.stack((shares.argmax(1), shares.argmin(1)), dim=1),
+        labels=torch.tensor([0, 1, 1, LEFT_OUT]),
+    )
+    monkeypatch.setattr(exporting, "predict_with_model", lambda *_: reference)
+    monkeypatch.setattr(exporting, "verify", lambda *_: "")
+    assert main(["export", run, "--format", "safetensors"]) == 0
+    assert ", in float32: top-1 66.67% of 4 val images\n" in capsys.readouterr().out
+
+
+def test_a_file_has_its_name_only_once_it_is_whole(run, monkeypatch, capsys):
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
+    assert main(["export", run, "--format", "safetensors"]) == 1
+    assert "model.safetensors': No space left on device\n" in capsys.readouterr().err
+    assert [path.name for path in Path(run, "export").iterdir()] == [".model.lock"]
