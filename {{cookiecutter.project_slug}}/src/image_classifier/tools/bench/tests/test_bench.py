@@ -238,3 +238,46 @@ def test_times_of_the_same_round_are_compared():
     found = measuring.gain([1.0, 2, 3, 4, 5, 6, 7], [7.0, 6, 5, 4, 3, 2, 1])
     assert found.low < 0.5  # sorted, all would be alike
     assert found.high > 2
+
+
+def test_images_per_second_are_those_of_the_middle_round(config):
+    variant = timing.Variant(config, seconds=[0.5, 8.0, 2.0])  # 16 images in a step
+    assert variant.rate == 8
+
+
+def test_variants_take_turns_there_and_back(config):
+    turns = []
+
+    def start(name):
+        run = Mock()
+        run.run.side_effect = lambda _: turns.append(name) or 0.01
+        return run
+
+    variants = {name: timing.Variant(config, start=lambda _, n=name: start(n)) for name in "ab"}
+    measuring.measure(variants, None, replace(TINY, rounds=(4, 4)), 0)
+    assert "".join(turns[-8:]) == "abbaabba"
+
+
+def test_what_takes_a_minute_is_left_out_of_a_quick_bench_unless_it_is_asked_for(config):
+    setup = timing.Setup(config, CPU, TrainData(config, CPU))
+    (slow,) = tips.SLOW
+    quick = benching.plan_row(slow, setup, is_asked=False, budget=measuring.QUICK)
+    assert quick.reason == f"takes a minute: without --quick, or with --rows {slow}"
+    for is_asked, budget in ((True, measuring.QUICK), (False, measuring.FULL)):
+        assert not benching.plan_row(slow, setup, is_asked=is_asked, budget=budget).reason
+
+
+def test_as_many_rounds_of_as_many_steps_are_timed_as_there_is_time_for(config, monkeypatch):
+    monkeypatch.setattr(measuring, "monotonic", lambda: 0.0)
+    steps = []
+
+    def start(_):
+        run = Mock()
+        run.run.side_effect = lambda count: steps.append(count) or 0.01
+        return run
+
+    variants = {name: timing.Variant(config, start=start) for name in "ab"}
+    budget = replace(TINY, round_seconds=0.1, rounds=(2, 25))
+    measuring.measure(variants, None, budget, 1.1)  # of 0.1 s for each in a round
+    assert steps == [1, 1] * 2 + [10] * 10
+    assert [len(variant.seconds) for variant in variants.values()] == [5, 5]
