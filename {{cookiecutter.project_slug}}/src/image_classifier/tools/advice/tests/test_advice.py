@@ -64,6 +64,21 @@ def test_a_row_has_as_many_images_as_were_drawn_of_small_classes():
     assert more_images(curve_of(alone, seed=0)) == "2 images are too few of each class for a curve"
 
 
+def test_each_draw_of_a_share_has_other_images(monkeypatch):
+    monkeypatch.setattr(advice, "SHARES", (0.125,))
+    monkeypatch.setattr(advice, "DRAWS", 2)
+    rows = curve_of(blobs(128, 0.7), seed=0)
+    assert len({tuple(found.tolist()) for found in rows[min(rows)]}) > 1
+
+
+def test_the_interval_of_a_gain_is_that_of_paired_differences_and_never_narrow():
+    more, fewer = torch.tensor([1.0] * 60 + [0.0] * 40), torch.tensor([1.0] * 40 + [0.0] * 60)
+    gain, width = advice.mean_gain(more, fewer)
+    deviation = (20 * 0.8**2 + 80 * 0.2**2) / 99
+    assert (gain, width) == pytest.approx((0.2, 1.96 * (deviation / 100) ** 0.5))
+    assert advice.mean_gain(more, more) == pytest.approx((0, 1.96 * 0.5 / 100))
+
+
 @pytest.fixture
 def from_weights(trained_once, tmp_path):
     """A tiny run that begins with the weights of another."""
@@ -81,6 +96,8 @@ def test_the_curve_is_printed_and_written(from_weights, capsys):
     assert counts == sorted(counts)
     assert counts[-1] == 64
     assert len(found["said"]) == 2
+    (larger,) = found["image_size"].values()
+    assert f": {100 * (larger - found['top1']['64']):+.1f} points" in found["said"][1]
 
 
 def test_a_network_for_images_of_one_size_has_its_curve(from_weights, monkeypatch, capsys):
