@@ -161,3 +161,15 @@ def test_pairs_are_the_same_however_many_are_compared_at_once(monkeypatch):
         monkeypatch.setattr(copies, "BLOCK", rows * len(hashes))
         found = copies.nearest_pairs(hashes).tolist()
         assert sorted(map(tuple, found)) == sorted(expected)
+
+
+def test_of_many_that_look_alike_the_nearest_ones_are_candidates():
+    chance = torch.Generator().manual_seed(0)
+    coarse, change = torch.rand((2, 1, 8, 8), generator=chance)
+    levels = torch.arange(13)[:, None, None]  # the higher, the farther from the first
+    images = copies.scaled(255 * (coarse + 0.01 * levels * change) / 1.2, 64).byte()
+    pairs, _ = copies.find_candidates(images, torch.arange(13))
+    others = [other for image, other in pairs.tolist() if image == 0]
+    assert others == [*range(1, copies.NEAREST + 1)]
+    faint = (128 + (images[:2] > 128).byte()).byte()  # the noise of a file is no picture
+    assert not len(copies.find_candidates(faint, torch.arange(2))[0])
