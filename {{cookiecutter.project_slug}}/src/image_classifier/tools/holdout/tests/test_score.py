@@ -38,12 +38,16 @@ def holding_out(config, flat):
     return changed(config, data__limit=0, data__test_fraction=0.3)
 
 
-def test_the_test_images_are_scored_in_the_batches_of_validation(holding_out, monkeypatch):
+def test_the_test_images_are_scored_in_the_batches_and_colors_of_validation(
+    holding_out, monkeypatch
+):
     test = Mock(wraps=observer.EvalData)
     monkeypatch.setattr(observer, "EvalData", test)
     train(changed(holding_out, optim__accumulate=2))
     *_, batch_size = test.call_args.args
     assert batch_size == 4  # of 8: for more there may be no memory
+    saved = torch.load(Path(holding_out.run.dir, "checkpoints/best.pt"), weights_only=True)
+    assert [*map(list, test.call_args.kwargs["mean_std"])] == [saved["mean"], saved["std"]]
 
 
 @pytest.mark.usefixtures("pages")
