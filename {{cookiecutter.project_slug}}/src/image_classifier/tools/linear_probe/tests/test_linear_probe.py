@@ -270,6 +270,8 @@ def test_only_images_that_are_known_count_each_with_its_own_weight():
     linear_probe.fit_layer(found, features.Features(values, labels, ""), weights, 0)
     linear_probe.fit_layer(wanted, features.Features(values[9:], labels[9:], ""), weights[9:], 0)
     torch.testing.assert_close(found.weight, wanted.weight)
+    linear_probe.fit_layer(wanted, features.Features(values, labels, ""), None, 0)
+    assert not torch.allclose(found.weight, wanted.weight, rtol=0.01)
     several = torch.stack((labels, torch.arange(40) // 20), dim=1).to(torch.int8)
     all_known = fit_labels(values[9:], several[9:], True, 0, weights[9:])
     some = fit_labels(values, several, True, 0, weights)
