@@ -120,10 +120,12 @@ def test_room_for_twice_the_batch_is_told_and_what_made_it(config, monkeypatch):
         assert text[4].startswith("a larger batch buys no speed: ")
 
 
-@pytest.mark.parametrize(("name", "lr"), [("sgd", 2.0), ("adamw", 1.0)])
-def test_a_faster_batch_comes_with_a_learning_rate(config, monkeypatch, name, lr):
+@pytest.mark.parametrize(
+    ("name", "old", "lr"), [("sgd", 0.5, 2.0), ("adamw", 0.5, 1.0), ("sgd", 0.55, 2.2)]
+)
+def test_a_faster_batch_comes_with_a_learning_rate(config, monkeypatch, name, old, lr):
     pretend(monkeypatch, room=10**9)
-    config = bf16(config, data__batch_size=4, optim__name=name, optim__lr=0.5)
+    config = bf16(config, data__batch_size=4, optim__name=name, optim__lr=old)
     *_, what, _, advice = concluded(search(config), config, processes=2)
     assert what.startswith("--data.batch-size 8, 4 images at once, takes")
     assert advice.startswith(f'try: {{"data__batch_size": 32, "optim__lr": {lr}}} (')
@@ -244,3 +246,8 @@ def test_the_command_writes_two_files_and_says_what_to_try(tmp_path, monkeypatch
     page = (tmp_path / "batch.html").read_text() if charts else ""
     shown = ("images in a micro-batch", "images per second", " GB") if charts else ()
     assert all(text in page for text in shown)
+
+
+def test_memory_is_told_in_units_of_2_to_the_30_bytes():
+    assert finding.gigabytes(11.2 * 2**30) == "11.2 GB"
+    assert finding.gigabytes(0.42 * 2**30) == "0.42 GB"
