@@ -75,6 +75,17 @@ def test_the_version_is_that_of_the_project(words, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith(said)
 
 
+def test_a_command_behind_train_py_is_shown_as_it_is_called(refusal, monkeypatch):
+    verb = next((verb for verb in commands() if verb != "train"), None)
+    if verb is None:
+        pytest.skip("there is no command but train")
+    script = SimpleNamespace(module=main.__module__, name="photo-sorter")
+    for scripts, name in ([script], "photo-sorter"), ([], "the command line that pyproject"):
+        monkeypatch.setattr(metadata, "entry_points", lambda found=scripts, **_: found)
+        said = refusal("train", verb, "runs/folder")
+        assert said.startswith(f"error: {verb} is a command of its own: {name}")
+
+
 BEGINNING = """
 import builtins, sys
 from image_classifier.cli import main

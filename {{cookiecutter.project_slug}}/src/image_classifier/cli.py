@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 from .config import Config
@@ -61,6 +62,9 @@ def commands() -> dict[str, Callable[[list[str]], int]]:
 
 def train(words: list[str]) -> int:
     """Train: `train [PRESET] [--FLAG VALUE ...]`; the same command continues a run."""
+    if words and words[0] in find_commands():
+        name = own.name if (own := script()) else "the command line that pyproject.toml names"
+        raise UserError(f"{words[0]} is a command of its own: {name} {words[0]}")
     name, preset = take_preset(words, "shapes", "runs/{}")
     about = f"Train. Presets, of which this is `{name}`:\n\n{summaries(all_presets())}"
     config = parse(Config, words, prog=f"{command('train')} {name}", about=about, default=preset)
@@ -92,10 +96,14 @@ def summaries(functions: dict[str, Callable]) -> str:
 
 def versions() -> str:
     """The versions of this project, of torch, which is not imported for that, and of Python."""
-    from importlib.metadata import entry_points, version
+    own = script()
+    name = (
+        f"{own.dist.name} {own.dist.version}" if own else f"{Path(sys.argv[0]).name}, not installed"
+    )
+    return f"{name}; torch {metadata.version('torch')}; Python {platform.python_version()}"
 
-    scripts = entry_points(group="console_scripts")
-    mine = (script.dist for script in scripts if script.module.partition(".")[0] == __package__)
-    known = (f"{found.name} {found.version}" for found in mine if found is not None)
-    name = next(known, f"{Path(sys.argv[0]).name}, not installed")
-    return f"{name}; torch {version('torch')}; Python {platform.python_version()}"
+
+def script() -> metadata.EntryPoint | None:
+    """The program that came with the installation of this project; None if there was none."""
+    found = metadata.entry_points(group="console_scripts")
+    return next((one for one in found if one.module.partition(".")[0] == __package__), None)
