@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import PathList, Source, check_own, divide
+from ...data import ALL, PathList, Source, check_own, divide
 from ...errors import UserError
 from ...extensions import find_tool
 from ...runtime.console import printable, some
@@ -63,7 +63,7 @@ def table(data: DataConfig, split: str) -> Source:
     found = find_table(data)
     rows = read_rows(found, data)
     is_new = find_new(found, rows)
-    is_own = is_in_split(found, rows, is_new, data, split)
+    is_own = split == ALL or is_in_split(found, rows, is_new, data, split)
     own = torch.from_numpy(is_new & is_own).nonzero()[:, 0]
     if not len(own):
         where = f"{str(found.file)!a} has no images for {split}"
@@ -77,13 +77,10 @@ def table(data: DataConfig, split: str) -> Source:
             what = f"weight is 0, and so are those of all {len(own):,} images for train"
             raise found.wrong(rows.numbers[own[0]], what)
         weights = None  # which only training reads
-    source = Source(
-        labels=rows.labels[torch.from_numpy(rows.kinds)[own]],
-        classes=rows.classes,
-        paths=rows.paths.picked(own),
-        weights=weights,
-    )
-    about = f"{str(found.file)!a}: {len(own):,} images for {split}"
+    labels = rows.labels[torch.from_numpy(rows.kinds)[own]]
+    source = Source(labels, rows.classes, paths=rows.paths.picked(own), weights=weights)
+    what = "images" if split == ALL else f"{split} images"
+    about = f"{str(found.file)!a}: {len(own):,} {what}"
     notes = ["; ".join([about, *rows.column_notes])]
     if split == "train":
         notes += [f"warning: {str(found.file)!a}: {note}" for note in rows.class_notes]
@@ -95,7 +92,7 @@ def table(data: DataConfig, split: str) -> Source:
                 f"{str(found.file)!a} has no images of class {empty[0]!a} for train: add some, or "
                 "leave out the class"
             )
-        notes.append(f"no {split} images of {some(tuple(empty))}")
+        notes.append(f"no {what} of {some(tuple(empty))}")
     return replace(source, notes=tuple(notes))
 
 
@@ -124,6 +121,11 @@ def check_files(source: Source, data: DataConfig) -> None:
 def has_test_rows(data: DataConfig) -> bool:
     """Whether the table `data.labels` has test images; `UserError` if it can't be read."""
     return TEST in read_rows(find_table(data), data).columns.get("split", ())
+
+
+def has_parts(data: DataConfig) -> bool:
+    """Whether the table `data.labels` divides its images; `UserError` if it can't be read."""
+    return not {"split", "fold"}.isdisjoint(read_rows(find_table(data), data).columns)
 
 
 def find_table(data: DataConfig) -> Table:

@@ -235,6 +235,29 @@ def test_another_folder_is_scored_by_the_table_that_is_in_it(on_photos, tmp_path
         evaluate_run("run", "val", "new", ComputeConfig(device="cpu"))
 
 
+def test_a_table_that_divides_nothing_is_scored_as_a_whole_but_that_of_the_training(
+    on_photos, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("image_classifier.tools.label_table")
+    monkeypatch.chdir(tmp_path)
+    for folder, count in (("photos", 16), ("new", 12)):
+        rows = ["path,label"]
+        for number in range(count):
+            write_photo(tmp_path / folder / f"{folder}{number}.jpg", number)
+            rows.append(f"{folder}{number}.jpg,{('ant', 'bee')[number % 2]}")
+        (tmp_path / folder / "labels.csv").write_text("\n".join(rows))
+    table = {"data__root": "photos", "data__labels": "photos/labels.csv", "run__dir": "run"}
+    table["data__val_fraction"] = 0.25
+    train(changed(on_photos, data__batch_size=4, data__limit=8, epochs=1, **table))
+    shutil.copytree("photos", "moved")
+    sizes = [len(evaluated("run", root).source) for root in ("new", "", "photos", "moved")]
+    assert sizes[0] == 12
+    assert len({*sizes[1:]}) == 1
+    assert sizes[1] < 8
+    assert "'new/labels.csv': 12 images" in (said := capsys.readouterr().out)
+    assert "all 12 images in 'new'" in said
+
+
 def test_a_wrapper_of_the_classes_is_refused_with_the_flag_of_this_command(
     trained, photos, tmp_path, refusal
 ):
