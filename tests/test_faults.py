@@ -51,24 +51,20 @@ def test_a_call_that_was_interrupted_goes_on_with_the_other_rows(tmp_path, monke
 def test_runs_are_killed_though_they_take_far_less_time_than_the_first_one(tmp_path):
     kills, children = (import_module(f"faults.{name}") for name in ("kills", "children"))
     folder = tmp_path / "run"
-    lived = []  # seconds from a whole run's start to its kill
+    starts = []  # of each run: whether it is a whole one, and when it began
 
     def begin():
-        is_whole = not folder.exists()
+        starts.append((not folder.exists(), time.monotonic()))
         folder.mkdir(exist_ok=True)
-        began = time.monotonic()
-        if is_whole:
-            lived.append(lambda: time.monotonic() - began)
-        return children.fork(time.sleep, 0.4 if is_whole else 0.01)
+        return children.fork(time.sleep, 0.4 if starts[-1][0] else 0.01)
 
     ends = []
-    seconds = []
+    seconds = []  # that whole runs lived until they were killed
     for is_done in kills.killed_at_random(begin, folder, 8, 1000, random.Random(0)):
+        is_whole, began = starts[-1]
         ends.append(is_done)
-        if len(lived) > len(seconds) and not is_done:
-            seconds.append(lived[-1]())
-        elif len(lived) > len(seconds):
-            seconds.append(0)
+        if is_whole and not is_done:
+            seconds.append(time.monotonic() - began)
     assert ends.count(False) == 8
     assert ends[-1]
     assert not folder.exists()

@@ -97,9 +97,8 @@ def summaries(functions: dict[str, Callable]) -> str:
 def versions() -> str:
     """The versions of this project, of torch, which is not imported for that, and of Python."""
     own = script()
-    name = (
-        f"{own.dist.name} {own.dist.version}" if own else f"{Path(sys.argv[0]).name}, not installed"
-    )
+    program = Path(sys.argv[0]).name
+    name = f"{own.dist.name} {own.dist.version}" if own else f"{program}, not installed"
     return f"{name}; torch {metadata.version('torch')}; Python {platform.python_version()}"
 
 

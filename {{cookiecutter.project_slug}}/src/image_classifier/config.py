@@ -10,6 +10,7 @@ from typing import Literal
 
 from .errors import OF_TOOLS, UserError, choose
 from .extensions import PLACES, check_ranges, find_tools, functions, paths_of, section, within
+from .extensions.options import out_of_range
 
 SMALLEST_SIDE = 8  # pixels
 OPTIMIZERS = ("sgd", "adamw", *paths_of("optimizer"))
@@ -181,7 +182,7 @@ class Config:
         optim = self.optim
         size = self.data.test_size
         if 0 < size < SMALLEST_SIDE:
-            raise UserError(f"--data.test-size {size} is not in {SMALLEST_SIDE} .. 4096; 0: off")
+            raise out_of_range("data.test_size", size, f"{SMALLEST_SIDE} .. 4096; 0: off")
         choose("optimizer", optim.name, dict.fromkeys(OPTIMIZERS), OF_TOOLS)
         for check in functions("options", "check"):
             check(self)
