@@ -71,7 +71,7 @@ def _maintain(verb: str, *words: str) -> int:
         print(f"ERROR: {_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nERROR: interrupted: the same command goes on", file=sys.stderr)
+        print("\nERROR: interrupted: run the same command to finish", file=sys.stderr)
         return 130
     print(said or "nothing has changed")
     if not is_clean:

@@ -674,7 +674,7 @@ def carry_out(
     try:
         repository.write(start, pending)
     except RefusedError as error:
-        raise RefusedError(f"{error}; the same command goes on") from error
+        raise RefusedError(f"{error}; run the same command to finish") from error
     about_it = repository.git("log", "-1", "--format=%B", pending).split("\n")
     verdict, new, done, *lines = about_it
     tree = repository.git("rev-parse", f"{new}^{{tree}}")
