@@ -162,7 +162,7 @@ class RunConfig:
 @section("")
 @dataclass(frozen=True)
 class Config:
-    """A run: its results are a function of this and of nothing else."""
+    """A run: its results are a function of this, and of the `precision` that `auto` finds."""
 
     epochs: float = within(10.0, 0)  # passes over the training images; 0: a linear probe, which
     # only fits the last layer to the features of pretrained weights

@@ -1,4 +1,4 @@
-"""Whatever is `auto` in a config is settled once, before training; `config.json` has the result."""
+"""The number format and the metric that decides are settled once; `config.json` has them."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ from .tasks import metric_of
 def settle(
     config: Config, data: TrainData, world: World, saved: dict[str, Any] | None = None
 ) -> tuple[Config, str]:
-    """`config` without `auto`, the same on every rank, and the reason for its number format.
+    """`config` with both in place of `auto`, the same on every rank, and why this number format.
 
     A run that resumes from the checkpoint `saved` keeps the format that it began with.
     """

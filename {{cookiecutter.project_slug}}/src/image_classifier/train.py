@@ -48,7 +48,7 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
 
         # Pretrained weights want images normalized as those that they were trained on.
         train_data = TrainData(config, world, pretrained.mean_std)
-        config, why_precision = settle(config, train_data, world, saved)  # now nothing is `auto`
+        config, why_precision = settle(config, train_data, world, saved)  # no `auto` format, metric
         micro_batch = MicroBatch(config, world)
         val_data = train_data.open_split("val", micro_batch.size)
 
@@ -127,7 +127,7 @@ class Training:
     """A model in training, and all that its steps need; tools build it as `train` does."""
 
     def __init__(self, config: Config, world: World, data: TrainData, batch_size: int) -> None:
-        """Build what `config` says, in which nothing is `auto`, for a rank's `batch_size`.
+        """Build what `config` says, as `settle` left it, for a rank's `batch_size`.
 
         The model has the random weights of the seed.
 

@@ -96,7 +96,7 @@ def bench(  # noqa: PLR0917 - what to measure
 
 
 def open_setup(config: Config, datasets: DatasetCache, budget: Budget) -> tuple[Setup, float]:
-    """Open the images, settle every `auto` as training does, and shrink batches that take too long.
+    """Open the images, settle the config as training does, and shrink batches that take too long.
 
     Returns the setup, and how many images per second the preset trains with.
     """

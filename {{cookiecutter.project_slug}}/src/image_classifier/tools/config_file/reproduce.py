@@ -44,7 +44,7 @@ def reproduce(folder: Path) -> None:
 
 
 def flags_for(config: Config) -> tuple[str, dict[str, Any]]:
-    """The preset and the knobs to set for the `config` of a run, in which nothing is `auto`."""
+    """The preset and the knobs to set for the `config` of a run, as `settle` left it."""
     usual = replace(config, run=replace(config.run, best_by="auto"))
     is_usual = metric_of(usual) == config.run.best_by  # what `auto` became
     return closest_preset(usual if is_usual else config)

@@ -59,7 +59,7 @@ def configure(preset: str = "shapes", options: Mapping[str, Any] | None = None) 
 def fit(config: Config) -> "Scores":
     """Train in this process, on one device, as `config` says; it prints what `train.py` prints.
 
-    A run that was interrupted goes on from its last checkpoint. The first interrupt (Ctrl-C, or the
+    A run that was interrupted resumes from its last checkpoint. The first interrupt (Ctrl-C, or the
     button of a notebook) saves and raises `StoppedError`, a second one at once ends the process.
 
     Returns:

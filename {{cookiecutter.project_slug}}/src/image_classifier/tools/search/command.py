@@ -26,16 +26,16 @@ class SearchOptions(Config):
     """What to search, how, on what share of the machine, and every knob of training."""
 
     space: str = ""  # name of a search space, see tools/search/spaces.py; default: the preset's
-    trials: int = within(12, 1, 100_000)  # configs to try; more than before: the search goes on
+    trials: int = within(12, 1, 100_000)  # configs to try; more than before: it resumes
     search: Literal["tpe", "random", "grid"] = "tpe"  # who proposes configs. tpe: Optuna's
     # Bayesian search
     scheduler: Literal["asha", "hyperband", "none"] = "asha"  # who ends bad trials early. asha:
-    # at each rung a trial goes on if it is among the best so far; hyperband: the same in several
+    # at each rung a trial continues if it is among the best so far; hyperband: the same in several
     # brackets, whose first rungs are later and later; none: train all in full
     min_epochs: float = within(0.0, 0)  # of each trial, the first rung; 0: epochs / reduction^2.
     # Trials are evaluated at least so often
-    reduction: int = within(3, 2, 100)  # one in so many goes on; the next rung is so many times as
-    # far
+    reduction: int = within(3, 2, 100)  # one in so many continues; the next rung is so many times
+    # as far
     max_concurrent: int | Literal["auto"] = within("auto", 1, 4096)  # trials at once; auto: one per
     # GPU, or one per core
     cpus: int | Literal["auto"] = within("auto", 1, 4096)  # cores of a trial; auto: equal shares
