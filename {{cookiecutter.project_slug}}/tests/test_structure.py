@@ -190,10 +190,12 @@ def test_every_extension_of_the_documents_works(tmp_path):
     for patch in blocks("diff"):
         subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch, text=True, check=True)
     mine = "train mine --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
-    commands = [mine, "hello runs/mine"]
+    commands = [mine, f"{mine} --run.fresh", "hello runs/mine"]
     if find_tool("conversion", "torch-dataset"):
         commands.append(f"{mine} --data.name theirs --run.dir runs/theirs")
     assert run_alone(run_in, tmp_path, *commands) == (0, 0)
     logged = (tmp_path / "runs" / "mine" / "mine.csv").read_text()
+    rows = (tmp_path / "runs" / "mine" / "metrics.jsonl").read_text()
+    assert logged.count("train/loss") == rows.count("train/loss")  # of the second start alone
     names = "train/loss", "val/balanced", "val/rmse", "mine/epoch_seconds"
     assert all(name in logged for name in names)
