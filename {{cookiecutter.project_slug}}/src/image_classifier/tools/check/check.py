@@ -92,19 +92,24 @@ def check(
     print_summary(images)
     if not_checked:
         print(f"the test images are not checked, as {not_checked}")
-    serious = {finding.name: len(finding.items) for finding in findings if finding.is_serious}
+    serious = [(kind.name, found) for kind in findings if kind.is_serious for found in kind.items]
     if quarantine and left_out:
         added = f"{len(left_out):,} image{'s' * (len(left_out) != 1)} added to "
         print(f"\n{added}{str(quarantine_path(data))!a}: training leaves them out")
-    elif count := sum(serious.values()):
+    elif count := len(serious):
         advice = "; --quarantine makes training leave them out" * (are_files and bool(left_out))
         print(f"\n{count:,} serious finding{'s' * (count != 1)}, marked by !{advice}")
     else:
         print("\nnothing serious")
-    if (num_kept := len(every) - len(left_out)) and are_files:
-        print(f"--quarantine-all leaves out {num_kept:,} validation and test images, too")
+    kept = {images.entry(n)["path"] for n in every.keys() - left_out.keys()}
+    if kept and are_files:
+        still = "; their findings remain" * quarantine
+        print(f"--quarantine-all leaves out {len(kept):,} validation and test images, too{still}")
     cured = ("unreadable", "leaks", "conflicts") if quarantine else ()
-    return sum(count for name, count in serious.items() if name not in cured)
+    return sum(
+        name not in cured or any(image["path"] in kept for image in found["images"])
+        for name, found in serious
+    )
 
 
 def find_splits(data: DataConfig) -> tuple[tuple[str, ...], str]:
@@ -205,9 +210,7 @@ def find_odd_images(images: Images) -> list[Finding]:
     """Readable images that may be of no use."""
 
     def sized(found: np.ndarray) -> list[Item]:
-        numbers = np.flatnonzero(found).tolist()
-        sizes = (f"{width} x {height}" for height, width in images.sizes[numbers].tolist())
-        return [item(images, [n], size) for n, size in zip(numbers, sizes, strict=True)]
+        return [item(images, [n], "{1} x {0}".format(*images.sizes[n])) for n in found.nonzero()[0]]
 
     is_tiny = images.is_readable & (images.sizes.min(1) < TINY_SIDE)
     is_uniform = images.is_readable & (images.spread < UNIFORM_RANGE)

@@ -14,7 +14,12 @@ from PIL import Image
 
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
-from image_classifier.data import DATASETS, Source, open_dataset
+from image_classifier.data import (
+    DATASETS,
+    PathList,
+    Source,
+    open_dataset,
+)
 from image_classifier.errors import UserError
 from image_classifier.tools.check import check as checking
 from image_classifier.tools.check import survey
@@ -125,9 +130,10 @@ def test_validation_and_test_images_are_left_out_only_if_asked(root, capsys):
     (root / "val/ant/broken.jpg").touch()  # no command could score it
     words = ["check", "--data.root", str(root)]
     assert {*check(root)[1]["quarantine"]} == {"train/ant/0.jpg", "val/ant/broken.jpg"}
-    assert main([*words, "--quarantine"]) == 0
+    assert main([*words, "--quarantine"]) == 1  # what is left in validation and test is serious
     assert (
-        "--quarantine-all leaves out 3 validation and test images, too" in capsys.readouterr().out
+        "--quarantine-all leaves out 3 validation and test images, too; their findings remain\n"
+        in capsys.readouterr().out
     )
     listed = (root.parent / "photos.cache/quarantine.txt").read_text().splitlines()
     assert [line.split("\t")[0] for line in listed] == ["train/ant/0.jpg", "val/ant/broken.jpg"]
@@ -328,6 +334,19 @@ def test_a_reader_that_draws_is_asked_for_one_image_at_a_time(root, monkeypatch)
     parts = {"train": noise, "val": in_memory(1)}
     monkeypatch.setitem(DATASETS, "mine", lambda _, split: parts[split])
     assert check(root, name="mine")[0] == 0
+
+
+def test_each_file_is_read_once(root, monkeypatch):
+    read = []
+    content_of = PathList.read
+
+    def reading(paths, index):
+        read.append(paths[index])
+        return content_of(paths, index)
+
+    monkeypatch.setattr(PathList, "read", reading)
+    check(root)
+    assert sorted(read) == sorted(root.rglob("*.jpg"))
 
 
 def test_a_list_that_notepad_saved_is_read_whole(root):
