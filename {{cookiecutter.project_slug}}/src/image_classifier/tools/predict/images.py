@@ -88,8 +88,8 @@ def list_files(paths: Sequence[str], stdin: BinaryIO, separator: bytes) -> PathL
 def files_of(text: str, stdin: BinaryIO, separator: bytes, others: Counter[str]) -> Iterator[bytes]:
     """The files that one word names: a file, a folder, a pattern, or `-` for a list on `stdin`.
 
-    In folders and patterns only files with the suffix of an image count, sorted; a file that is
-    named is taken whatever its suffix.
+    In folders and patterns only files with the suffix of an image count, sorted, and what is hidden
+    only if a pattern says so; a file that is named is taken whatever its suffix.
     """
     path = os.fsencode(text)
     if text == LIST:
@@ -106,8 +106,9 @@ def files_of(text: str, stdin: BinaryIO, separator: bytes, others: Counter[str])
         # Not `glob.glob`, whose `**` follows links to folders, some of which are loops.
         pattern = Path(text + "/*" if text.endswith("**") else text)
         found = Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor)))
+        hidden = lambda path: sum(part[0] == "." for part in path.parts)  # noqa: E731
         try:
-            shown = [os.fsencode(file) for file in found if file.name[0] != "." and file.is_file()]
+            shown = [os.fsencode(p) for p in found if hidden(p) <= hidden(pattern) and p.is_file()]
         except ValueError as error:  # `**` beside other letters, up to Python 3.12
             raise UserError(f"pattern {text!a}: {error}; such as 'photos/**/*.jpg'") from error
         yield from sorted(filter(has_suffix, shown))

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -195,7 +195,4 @@ def line_of(row: dict[str, Any]) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
 
-FORMATS: dict[str, Callable[[Iterable[Row], BinaryIO, int], None]] = {
-    ".csv": write_csv,
-    ".jsonl": write_jsonl,
-}
+FORMATS = {".csv": write_csv, ".jsonl": write_jsonl}

@@ -335,9 +335,10 @@ def test_folders_patterns_and_lists_give_images(tmp_path, monkeypatch):
         return [files.relative(index) for index in range(len(files))]
 
     monkeypatch.chdir(tmp_path)
-    for folder in ("a/b", "a-b", "none"):
+    for folder in ("a/b", "a-b", "none", "a/.old", "a/b/.old"):
         Path(folder).mkdir(parents=True)
-    for name in ("2.jpg", "10.PNG", "x.txt", ".3.jpg", "[1].jpg", "b/4.jpg", "../a-b/1.jpg"):
+    names = ("2.jpg", "10.PNG", "x.txt", ".3.jpg", "[1].jpg", "b/4.jpg", "../a-b/1.jpg")
+    for name in (*names, ".old/5.jpg", "b/.old/6.jpg"):
         Path("a", name).touch()
     Path("a/b/loop").symlink_to("..")
     inside = [b"a/10.PNG", b"a/2.jpg", b"a/[1].jpg", b"a/b/4.jpg"]
@@ -345,6 +346,9 @@ def test_folders_patterns_and_lists_give_images(tmp_path, monkeypatch):
     assert listed("./a/") == [b"./" + name for name in inside]
     assert listed("**/*.jpg") == [b"a-b/1.jpg", *inside[1:]]
     assert listed(f"{tmp_path}/**/b/*") == [os.fsencode(tmp_path) + b"/a/b/4.jpg"]
+    assert listed("a/.*/*.jpg") == listed("a/.old/**") == [b"a/.old/5.jpg"]
+    above = f"../{tmp_path.name}/a/"
+    assert listed(f"{above}.*.jpg") == [os.fsencode(f"{above}.3.jpg")]
     named = [b"a/[1].jpg", b"a/x.txt", b"a/2.jpg", b"a/2.jpg"]  # a name comes before a pattern
     assert listed(*map(os.fsdecode, named)) == named
     assert listed("-", stdin=b"b.jpg\n\na\xff.jpg") == [b"b.jpg", b"a\xff.jpg"]
