@@ -49,7 +49,8 @@ def export(options: ExportOptions) -> None:
     data = replace(data, root=options.root or data.root, image_size=data.eval_size)
     source = trained.check_images(open_dataset(data, options.split), options.split)
     run = Path(options.run)
-    folder = Path(options.out or (run if run.is_dir() else run.parent) / "export")
+    home = run if run.is_dir() else run.parents[run.parent.name == "checkpoints"]
+    folder = Path(options.out or home / "export")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".model.lock").open("w")
@@ -95,11 +96,11 @@ def write_all(options: ExportOptions, trained: LoadedModel, source: Source, fold
 def replacing(*paths: Path) -> Iterator[None]:
     """A block that makes what is written to `paths`.
 
-    If it is refused, files of that name go too: they may be of other weights.
+    If it fails, files of that name go too: they may be of other weights.
     """
     try:
         yield
-    except (FaultError, UserError):
+    except Exception:
         for path in paths:
             path.unlink(missing_ok=True)
         raise

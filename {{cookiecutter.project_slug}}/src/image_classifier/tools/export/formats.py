@@ -10,7 +10,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from importlib.util import find_spec
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,12 +68,7 @@ def onnx(module: ExportModule) -> tuple[bytes, Predict]:
     content = graph.model_proto.SerializeToString()
     check_model(content, full_check=True)
     session = InferenceSession(content, providers=["CPUExecutionProvider"])
-
-    def predict(images: Tensor) -> Tensor:
-        found = session.run(None, {module.names[0]: images.numpy()})[0]
-        return torch.from_numpy(np.asarray(found))
-
-    return content, predict
+    return content, lambda batch: torch.from_numpy(session.run(None, {"images": batch.numpy()})[0])
 
 
 def pt2(module: ExportModule) -> tuple[bytes, Predict]:
@@ -98,14 +92,12 @@ def safetensors(module: ExportModule) -> tuple[bytes, Predict]:
     return content, other
 
 
-Format = Callable[[ExportModule], tuple[bytes, Predict]]
-FORMATS: dict[str, Format] = {"onnx": onnx, "pt2": pt2, "safetensors": safetensors}
+FORMATS = {"onnx": onnx, "pt2": pt2, "safetensors": safetensors}
 
 
 def check_libraries() -> None:
     """Check that the libraries for ONNX are installed."""
-    missing = [name for name in ONNX_LIBRARIES if find_spec(name) is None]
-    if missing:
+    if missing := [name for name in ONNX_LIBRARIES if find_spec(name) is None]:
         raise UserError(
             f"--format onnx needs {', '.join(missing)}: {install_command(*ONNX_LIBRARIES)}; "
             "or take --format pt2 safetensors"

@@ -47,8 +47,7 @@ def mixup_cutmix(
 ) -> Augmented:
     """Mixup (https://arxiv.org/abs/1710.09412) or CutMix (https://arxiv.org/abs/1905.04899).
 
-    Mixes neighboring images of a rank, and the losses of both. If both are on, each step picks
-    one.
+    Mixes neighboring images of a rank, and their losses. If both are on, each step picks one.
     """
     images, labels, weights = batch
     count, _, height, width = images.shape

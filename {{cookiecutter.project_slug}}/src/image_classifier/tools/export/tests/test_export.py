@@ -5,6 +5,7 @@ The template's tests make the graphs and run them, which takes seconds.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import weakref
@@ -232,6 +233,15 @@ def test_a_file_with_other_predictions_is_not_written(change, raw_code, run, mon
     assert main(["export", run, "--format", "pt2", "--tolerance", "0.01"]) == raw_code
 
 
+def test_where_a_network_is_no_graph_no_file_of_other_weights_is_left(run, monkeypatch):
+    monkeypatch.setitem(formats.FORMATS, "pt2", Mock(side_effect=RuntimeError("no graph")))
+    earlier = Path(run, "export", "model.pt2")
+    earlier.parent.mkdir(exist_ok=True)
+    earlier.write_bytes(b"of other weights")
+    assert main(["export", run, "--format", "pt2"]) == 1
+    assert not earlier.exists()
+
+
 @pytest.mark.parametrize(
     ("by_pixel", "rounding", "offset", "said"),
     [
@@ -351,6 +361,16 @@ def test_the_score_that_it_says_is_that_of_the_classes_of_images_with_a_label(
     monkeypatch.setattr(exporting, "verify", lambda *_: "")
     assert main(["export", run, "--format", "safetensors"]) == 0
     assert ", in float32: top-1 66.67% of 4 val images\n" in capsys.readouterr().out
+
+
+def test_a_checkpoint_is_exported_to_the_folder_of_its_run(run, tmp_path):
+    (tmp_path / "alone").mkdir()
+    alone = shutil.copy(Path(run, "checkpoints", "best.pt"), tmp_path / "alone")
+    for path in (f"{run}/checkpoints/best.pt", alone):
+        assert main(["export", str(path), "--format", "safetensors", "--images", "1"]) == 0
+    for folder in (Path(run), tmp_path / "alone"):
+        assert (folder / "export" / "model.safetensors").exists()
+    assert not Path(run, "checkpoints", "export").exists()
 
 
 def test_a_file_has_its_name_only_once_it_is_whole(run, monkeypatch, capsys):
