@@ -81,17 +81,29 @@ def write_variants(
                     f"{name} is not written: {found}, probabilities within {found.batch:.1e} of "
                     f"those in a batch; --agreement {options.agreement:g}"
                 )
-        for part, content in contents.items():
-            try:
-                write_whole(folder / part, lambda file, content=content: file.write(content))
-            except OSError as error:
-                raise FaultError(
-                    f"cannot write {str(folder / part)!a}: {error.strerror}"
-                ) from error
+        write_parts(contents, folder)
         size = sum(map(len, contents.values()))
         print(f"{str(folder / name)!a}: {size / 1e6:,.1f} MB; {result}")
         rows.append(Row(name, size, predict, found))
     print_table(rows, reference)
+
+
+def write_parts(contents: dict[str, bytes], folder: Path) -> None:
+    """Write files of which each needs those before it, and is there only beside its own.
+
+    Raises:
+        FaultError: if one cannot be written.
+    """
+    path = folder
+    try:
+        for name in [*contents][1:]:
+            path = folder / name
+            path.unlink(missing_ok=True)  # it may be of other weights than those that are written
+        for name, content in contents.items():
+            path = folder / name
+            write_whole(path, lambda file, content=content: file.write(content))
+    except OSError as error:
+        raise FaultError(f"cannot write {str(path)!a}: {error.strerror}") from error
 
 
 def variants(
@@ -130,7 +142,7 @@ def compare(predict: Predict, reference: Reference) -> Comparison:
         int(is_same.sum()),
         count,
         float(right.sum() / counted.sum()),
-        by_images(lost, gained, int(counted.sum())),
+        by_images(lost, gained, max(1, int(counted.sum()))),
         float((in_batch - alone).abs().max()),
     )
 

@@ -15,7 +15,7 @@ from image_classifier.checkpoints import load_model
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
 from image_classifier.data import LEFT_OUT, open_dataset
-from image_classifier.errors import UserError
+from image_classifier.errors import FaultError, UserError
 from image_classifier.runtime.distributed import World
 
 TOOLS = "image_classifier.tools"
@@ -117,6 +117,24 @@ def test_of_two_files_that_are_refused_neither_is_left(exported, run, monkeypatc
     assert names(run) == ["model.onnx"]
 
 
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_graph_is_never_beside_the_weights_of_another(is_killed, tmp_path, monkeypatch):
+    for name in ("model.bin", "model.xml"):
+        (tmp_path / name).write_bytes(b"old")
+    replaced = Path.replace
+
+    def replace_one(path, target):
+        replaced(path, target)
+        if is_killed:
+            raise KeyboardInterrupt
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", replace_one)
+    with pytest.raises(KeyboardInterrupt if is_killed else FaultError):
+        edge.write_parts({"model.bin": b"new", "model.xml": b"new"}, tmp_path)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"new"]
+
+
 def test_how_many_answers_may_change_is_an_option(exported, run, capsys):
     assert (
         exported("--precision", "int8", "--agreement", "0", int8=lambda images: 255 - images) == 0
@@ -145,6 +163,8 @@ def test_the_change_is_that_from_the_model_to_the_file():
     assert (found.same, found.count) == (3, 4)
     assert (found.accuracy, found.change.mean) == pytest.approx((2 / 3, -1 / 3))
     assert edge.compare(lambda images: torch.full((len(images), 2), np.nan), reference).same == 0
+    unknown = reference._replace(labels=torch.full((4,), LEFT_OUT))
+    assert "nan%" in str(edge.compare(predict, unknown))  # and no traceback
 
 
 def test_the_table_has_images_per_second_of_one_and_of_a_batch(monkeypatch, capsys):
