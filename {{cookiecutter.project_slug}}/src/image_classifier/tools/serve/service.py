@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from statistics import fmean
 from time import monotonic
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from PIL import Image
 
 from ...data import FORMATS
 from ...errors import UserError
+from ...extensions import function
 from ...runtime.machine import num_cores
 from ...runtime.platform import install_command
 from ..python_api.api import load
@@ -124,7 +126,7 @@ def label_image(
     Raises:
         HTTPException: with status 413 for one that is too large, 400 for one that can't be read.
     """
-    if pixels_of(content) > most_pixels:
+    if pixels_of(model, content) > most_pixels:
         raise HTTPException(413, f"more than {most_pixels / 1e6:g} megapixels")
     try:
         return model.predict(content, top_k)
@@ -133,12 +135,20 @@ def label_image(
         raise HTTPException(400, f"the image cannot be read: {reason}") from error
 
 
-def pixels_of(content: bytes) -> int:
+def pixels_of(model: Classifier, content: bytes) -> int:
     """How many pixels the header of an image file speaks of; 0 where it can't be read."""
+    found = [0]
+
+    def note(height: int, width: int, _: int) -> None:
+        found.append(height * width)
+        raise ValueError("that is all to know: nothing is decoded")
+
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             return image.width * image.height
     except Image.DecompressionBombError:  # more than Pillow opens
         return sys.maxsize
     except Exception:  # Pillow raises many kinds; `predict` says what is wrong
-        return 0
+        with suppress(Exception):  # so do libraries of arrays, if there is the tool
+            function("decoder", "read_array")(content, model.trained.config.data.channels, note)
+    return found[-1]

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from conftest import tiny, untrained_run, wait_for
 from PIL import Image
@@ -25,8 +26,13 @@ pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("image_classifier.tools.python_api")
 
-PROGRAM = "import sys; from image_classifier.cli import main; "
-PROGRAM += "sys.exit(main())"
+PROGRAM = """
+import signal, sys
+from image_classifier.cli import main
+from image_classifier.runtime.platform import end_with_parent
+end_with_parent(signal.SIGKILL)
+sys.exit(main())
+"""
 LIMITS = "--port 0 --max-megabytes 0.3 --max-megapixels 0.5 --max-seconds 3 --device cpu"
 
 
@@ -40,11 +46,13 @@ def serving(run, *words):
     """A service, and a client of it."""
     command = [sys.executable, "-c", PROGRAM, "serve", run, *LIMITS.split(), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
-        line = next(line for line in service.stdout if "/predict" in line)
-        address = re.search(r"http://127\.0\.0\.1:\d+", line)[0]
-        with httpx.Client(base_url=address, timeout=60) as client:
-            yield client
-        service.terminate()
+        try:
+            line = next(line for line in service.stdout if "/predict" in line)
+            address = re.search(r"http://127\.0\.0\.1:\d+", line)[0]
+            with httpx.Client(base_url=address, timeout=60) as client:
+                yield client
+        finally:  # a test that fails would wait for it for ever
+            service.terminate()
         assert service.wait(20) == -signal.SIGTERM
 
 
@@ -150,6 +158,22 @@ def test_a_file_that_needs_a_tool_is_refused_as_one_that_cannot_be_read():
     model = Mock(predict=Mock(side_effect=UserError("pretuned add tiff")))
     with pytest.raises(HTTPException, match="400: the image cannot be read: pretuned add tiff"):
         service.label_image(model, b"", 5, 1e6)
+
+
+def test_an_array_of_too_many_pixels_is_refused_before_it_is_decoded():
+    from fastapi import HTTPException
+
+    from image_classifier.tools.serve import service
+
+    pytest.importorskip("image_classifier.tools.tiff")
+    model = Mock(**{"trained.config.data.channels": 5})
+    file = io.BytesIO()
+    np.save(file, np.zeros((5, 30, 40), np.uint8))
+    with pytest.raises(HTTPException, match=r"413: more than 0\.001 megapixels"):
+        service.label_image(model, file.getvalue(), 5, 1000)
+    assert not model.predict.called
+    service.label_image(model, file.getvalue(), 5, 1200)
+    assert model.predict.called
 
 
 def slow():
