@@ -24,7 +24,7 @@ from ...data import Augmented, TrainData
 from ...errors import FaultError, UserError
 from ...extensions import find_tool
 from ...runtime.distributed import World, join_world
-from ...runtime.files import write_json, write_text
+from ...runtime.files import remove_leftovers, write_json, write_text
 from ...runtime.machine import device_name, host_memory_bytes
 from ...runtime.out_of_memory import is_out_of_memory
 from ...runtime.platform import hand_back_memory, peak_memory_bytes
@@ -218,6 +218,7 @@ def find_batch(config: Config, training: ByCommand, at_most: int, processes: int
     with join_world(config.compute, config.run.timeout_seconds) as world, open_run(config, world):
         if world.size > 1:
             raise UserError("find-batch measures one process: start it without torchrun")
+        remove_leftovers(folder, "batch.*")
         one = replace(config.data, workers=0, prefetch_batches=1)
         one = replace(one, batch_size=config.data.batch_size // processes)
         config = replace(config, data=one)
@@ -257,7 +258,7 @@ def search(config: Config, world: World, data: TrainData, at_most: int) -> Found
     found = Found(trial.in_order(), trial.total_bytes, limit, configured)
     # The knee of the curve, and what the user has, are seldom powers of two.
     # The largest that fits is known to an eighth.
-    reach = found.largest.images * (1 + (limit == "memory") / FINENESS)
+    reach = min(at_most, found.largest.images * (1 + (limit == "memory") / FINENESS))
     for images in (found.enough.images * 3 // 4, configured, found.ratio * configured):
         if 0 < images <= reach:
             trial.fits(images)
@@ -347,6 +348,11 @@ def advise(found: Found, config: Config, training: ByCommand, processes: int) ->
         why = "do not fit" if found.limit == "memory" else "were not tried"
         why = "are no faster" if 2 * found.configured in rates else why
         return f"a somewhat larger batch is faster, but twice as many {why}: {training()}"
+    if optim.accumulate > 1:
+        parts = range(-(-optim.accumulate // ratio), optim.accumulate)
+        if fewer := next((n for n in parts if share % n == 0), 0):
+            return f"try: {training(optim__accumulate=fewer)} (larger parts are faster)"
+        return f"larger parts would be faster, but none of them divides the batch: {training()}"
     scale, rule = (ratio, "linear") if optim.name == "sgd" else (ratio**0.5, "square-root")
     batch = ratio * share * processes
     lr = float(f"{optim.lr * scale:.2g}")

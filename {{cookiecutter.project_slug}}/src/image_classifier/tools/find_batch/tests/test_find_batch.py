@@ -167,6 +167,29 @@ def test_a_batch_that_does_not_fit_is_divided_and_one_that_fits_is_not(config, m
     assert advice.startswith('try: {"optim__accumulate": 1} (')
 
 
+@pytest.mark.parametrize(
+    ("parts", "fits_up_to", "advice"),
+    [
+        (8, 7, 'try: {"optim__accumulate": 4} (larger parts are faster)'),
+        (4, 8, 'try: {"optim__accumulate": 2} ('),
+        (16, 5, 'try: {"optim__accumulate": 4} ('),
+    ],
+)
+def test_where_memory_lacks_for_a_batch_its_parts_grow_and_not_the_batch(
+    parts, fits_up_to, advice, config, monkeypatch
+):
+    pretend(monkeypatch, room=10**9, fits_up_to=fits_up_to)
+    config = bf16(config, optim__accumulate=parts, data__limit=20)  # 16 images in a batch
+    assert concluded(search(config, at_most=20), config)[-1].startswith(advice)
+
+
+def test_parts_that_divide_no_batch_are_not_advised(config):
+    config = bf16(config, data__batch_size=35, optim__accumulate=5)
+    sizes = [finding.Size(n, rate, n) for n, rate in ((7, 700), (14, 1400), (16, 1400))]
+    advice = concluded(finding.Found(sizes, 1000, "memory", 7), config)[-1]
+    assert advice == "larger parts would be faster, but none of them divides the batch: {}"
+
+
 def test_a_size_that_was_not_reached_is_not_said_not_to_fit(config, monkeypatch):
     pretend(monkeypatch, room=10**9)
     larger = bf16(config, data__batch_size=32, data__limit=64)
@@ -233,7 +256,9 @@ def test_the_command_writes_two_files_and_says_what_to_try(tmp_path, monkeypatch
     monkeypatch.setattr(finding, "ROUND_SECONDS", 0)
     knobs = "--data.batch-size 4 --data.limit 64 --precision bf16"
     own = f"--at-most 8 --run.dir {tmp_path} --run.fresh"  # which `train` is not to get
+    (tmp_path / ".batch.json.0123abcd.tmp").touch()  # of one that was killed
     assert main(["find-batch", "smoke", *f"{knobs} {own}".split()]) == 0
+    assert not [*tmp_path.glob("*.tmp")]
     out = capsys.readouterr().out
     found = json.loads((tmp_path / "batch.json").read_text())
     assert {2, 4, 8} <= {size["images"] for size in found["sizes"]}
