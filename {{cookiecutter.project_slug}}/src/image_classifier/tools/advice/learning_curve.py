@@ -19,7 +19,7 @@ from ...config import Config
 from ...data import TrainData
 from ...errors import FaultError, UserError
 from ...runtime.distributed import World, join_world
-from ...runtime.files import write_json
+from ...runtime.files import remove_leftovers, write_json
 from ...runtime.run_dir import open_run
 from ...runtime.seeding import seed_everything
 from ...settle import settle
@@ -48,13 +48,17 @@ def learning_curve(config: Config) -> None:
     """Print the curve and what it means, and write `learning_curve.json` to the run folder.
 
     Raises:
-        UserError: if there are no trained weights, or images have several labels, or can't be used.
+        UserError: if there are no trained weights, images have several labels or can't be used, or
+            torchrun started this.
     """
     if config.model.task != "single-label":
         raise UserError("learning-curve is for images of one label each")
     if not config.run.init_from:
         raise UserError("learning-curve needs trained weights: --run.init-from FILE or pretrained")
     with join_world(config.compute) as world, open_run(config, world):
+        if world.size > 1:
+            raise UserError("learning-curve is one process: start it without torchrun")
+        remove_leftovers(Path(config.run.dir), "learning_curve.*")
         images = features_of(config, world)
         rows = curve_of(images, config.seed)
         print("training images  top-1 of a linear probe")

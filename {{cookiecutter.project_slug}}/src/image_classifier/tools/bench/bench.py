@@ -16,7 +16,7 @@ from ...config import Config
 from ...errors import UserError, choose
 from ...runtime.config_dict import changed_knobs, flatten, words_of
 from ...runtime.distributed import join_world
-from ...runtime.files import write_json, write_text
+from ...runtime.files import remove_leftovers, write_json, write_text
 from ...runtime.launch import is_launched, num_processes
 from ...runtime.machine import device_name
 from ...runtime.run_dir import environment, open_run
@@ -57,6 +57,7 @@ def bench(  # noqa: PLR0917 - what to measure
     began = time.monotonic()
     folder = Path(config.run.dir)
     with kept_switches(), join_world(config.compute) as world, open_run(config, world):
+        remove_leftovers(folder, "bench.*")
         datasets = DatasetCache(world)
         best = Row("best")
         try:
@@ -107,12 +108,11 @@ def open_setup(config: Config, datasets: DatasetCache, budget: Budget) -> tuple[
     streamed.close()
     images = {"data.where": data.where, "data.workers": streamed.workers}
     size = max(1, config.data.batch_size // num_processes(config.run, config.compute))
-    once = replace(budget, rounds=(1, 1))
     while True:
         config = with_knobs(config, images | {"data.batch_size": size})
         data = datasets.open(config)
         preset = Variant(config)
-        measure({"preset": preset}, datasets, once, 0)
+        measure({"preset": preset}, datasets, replace(budget, rounds=(1, 1)), 0)
         if not preset.rate:
             raise UserError(f"the preset can't be trained as it stands: {preset.failure}")
         less = affordable_batch_size(size, config.optim.accumulate, preset.rate, budget)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import changed, tiny, train_until
+from conftest import changed, run_ranks, tiny, train_until
 
 pytest.importorskip("image_classifier.tools.linear_probe")
 pytest.importorskip("image_classifier.tools.runs")
@@ -87,7 +87,11 @@ def from_weights(trained_once, tmp_path):
 
 
 def test_the_curve_is_printed_and_written(from_weights, capsys):
+    folder = Path(from_weights.run.dir)
+    folder.mkdir()
+    (folder / ".learning_curve.json.0123abcd.tmp").touch()  # of one that was killed
     learning_curve(from_weights)
+    assert not [*folder.glob("*.tmp")]
     said = capsys.readouterr().out
     assert re.search(r"\n +1\d  \d+\.\d\d% \(mean of 4 draws\)\n(.*draws\)\n)+ +64  \d+", said)
     assert "\nimages of 64 pixels in place of 32: " in said or "of 48 pixels" in said
@@ -125,6 +129,18 @@ def test_a_network_for_images_of_one_size_has_its_curve(from_weights, monkeypatc
 def test_what_has_no_curve_is_refused(from_weights, knobs, said):
     with pytest.raises(UserError, match=said):
         learning_curve(changed(from_weights, **knobs))
+
+
+def refused_on_rank(config):
+    """What each of several ranks says of the curve."""
+    with pytest.raises(UserError) as refused:
+        learning_curve(config)
+    return str(refused.value)
+
+
+def test_several_processes_do_not_write_one_curve(from_weights):
+    said = run_ranks(2, refused_on_rank, from_weights)
+    assert said == ["learning-curve is one process: start it without torchrun"] * 2
 
 
 def test_a_run_ends_with_what_fine_tuning_gained_though_it_was_stopped(from_weights, capsys):

@@ -166,7 +166,9 @@ def test_a_short_bench_says_what_it_left_out_and_restores_switches(tmp_path, mon
     before = str(timing.read_switches())
     knobs = "--data.limit 64 --data.batch-size 16"
     words = f"--quick --rows prepared deterministic prefetch --run.dir {tmp_path} {knobs}"
+    (tmp_path / ".bench.json.0123abcd.tmp").touch()  # of one that was killed
     assert main(["bench", "smoke", *words.split(), "--run.fresh"]) == 0
+    assert not [*tmp_path.glob("*.tmp")]
     assert str(timing.read_switches()) == before
     found = json.loads((tmp_path / "bench.json").read_text())
     rows = [(row["name"], row["reason"], len(row["variants"])) for row in found["rows"]]
