@@ -1,5 +1,6 @@
 """The command that trains a run again, and in what that would differ from the run."""
 
+import re
 import shlex
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +24,8 @@ from ...runtime.run_dir import environment
 from ...tasks import metric_of
 from .config_file import is_of_run, read_knobs
 from .presets import again, closest_preset
+
+CPU = re.compile(r"^CPU, \d+ cores$")  # as a device; `threads` tells what results depend on
 
 
 def reproduce(folder: Path) -> None:
@@ -61,11 +64,16 @@ def environment_differences(folder: Path, config: Config) -> list[str]:
     lines = [
         f"{name}: {shown(now[name])} now, {shown(was[name])} in the run"
         for name in now
-        if name in was and was[name] != now[name]
+        if name in was and kind_of(was[name]) != kind_of(now[name])
     ]
     if now["changed"] and now["changed"] == was.get("changed"):
         lines.append(f"changed: no commit has these files as they were: {shown(now['changed'])}")
     return lines
+
+
+def kind_of(value: object) -> object:
+    """A CPU without its cores, of which a run beside others has a part; and all else as it is."""
+    return CPU.sub("CPU", value) if isinstance(value, str) else value
 
 
 def environment_today(config: Config) -> dict[str, Any]:

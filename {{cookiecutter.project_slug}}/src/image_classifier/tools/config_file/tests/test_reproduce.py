@@ -9,7 +9,7 @@ import pytest
 from conftest import SMOKE, losses, write_photo
 
 from image_classifier.cli import main
-from image_classifier.runtime import run_dir
+from image_classifier.runtime import machine, run_dir
 
 FLAGS = "--run.trackers --run.dir"
 
@@ -70,6 +70,15 @@ def test_what_differs_today_is_told(reproduced):
         "environment: not known, as there is no readable environment.json",
         "images: not known, as there is no checkpoint",
     ]
+
+
+def test_a_share_of_the_cores_is_no_other_cpu(reproduced, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with monkeypatch.context() as beside_others:
+        beside_others.setattr(machine, "num_cores", lambda: 1)  # as of `repeat --at-once`
+        assert main(["train", *SMOKE.split(), "--run.dir", "runs/a"]) == 0
+    monkeypatch.setattr(machine, "num_cores", lambda: 16)
+    assert reproduced("runs/a")[2:] == ["the same"]
 
 
 def test_code_that_no_commit_has_is_told(reproduced, monkeypatch):
