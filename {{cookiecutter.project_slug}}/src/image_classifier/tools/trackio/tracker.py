@@ -7,6 +7,7 @@ from io import StringIO
 from pathlib import Path
 
 from ...metrics import Predictions
+from ...runtime.files import write_text
 from ...tracking import PROJECT, Knobs, Tracker
 from ..pictures.pictures import pictures_of
 
@@ -37,7 +38,7 @@ def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
     id_file = folder / "trackio" / "id"
     id_file.parent.mkdir(exist_ok=True)
     if not id_file.exists():
-        id_file.write_text(run.id)
+        write_text(id_file, run.id)
     run.id = id_file.read_text()
 
     def finish(step: int, predictions: Predictions) -> None:

@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 
 from ...metrics import Predictions
+from ...runtime.files import write_text
 from ...tracking import PROJECT, Knobs, Tracker
 from ..pictures.pictures import pictures_of
 
@@ -22,7 +23,7 @@ def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noq
     id_file = folder / "wandb" / "id"
     id_file.parent.mkdir(exist_ok=True)
     if not id_file.exists():
-        id_file.write_text(uuid.uuid4().hex[:8])
+        write_text(id_file, uuid.uuid4().hex[:8])
     # Without a key `init` would ask at the terminal, and wait.
     is_online = os.environ.get("WANDB_MODE") or library.login(prompt=False, verify=False)
     disabled = ("disable_code", "disable_git", "x_disable_meta", "x_disable_machine_info")

@@ -38,3 +38,18 @@ def test_wandb_is_offline_without_a_key_and_is_sent_nothing_of_the_machine(
     private = dict.fromkeys([*disabled, "x_disable_stats"], True)
     private |= {"console": "off", "x_save_requirements": False}
     assert options["settings"].items() >= private.items()
+
+
+def test_a_disk_that_is_full_leaves_no_empty_name_of_the_run(tmp_path, monkeypatch):
+    library = Mock(**{"login.return_value": False, "init.return_value": Mock(offline=True)})
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            open_tracker(tmp_path, {}, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    open_tracker(tmp_path, {}, 0)
+    assert len(library.init.call_args.kwargs["id"]) == 8
