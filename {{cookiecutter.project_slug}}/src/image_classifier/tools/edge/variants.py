@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ...checkpoints import LoadedModel
 from ...data import BadImageError, fit_square, open_dataset
+from ...errors import UserError
 from ..export.export_graph import ExportModule
 from ..export.formats import FORMATS, Predict
 from .exports import EdgeOptions
@@ -112,16 +113,23 @@ def training_images(trained: LoadedModel, options: EdgeOptions) -> Iterator[Tens
     """`options.calibration_images` of the training, one by one, as the graph takes them.
 
     Where their folder is gone, they are those of `options.root`.
+
+    Raises:
+        UserError: if none of them can be read.
     """
     data = replace(trained.config.data, image_size=trained.config.data.eval_size)
     images = data if Path(data.root).exists() else replace(data, root=options.root or data.root)
     source = trained.check_images(open_dataset(images, "train"), "train")
     source = replace(source, weights=None).thinned(min(options.calibration_images, len(source)))
+    num_read = 0
     for index in range(len(source)):
         square = source.empty(1, data.eval_size)
         with suppress(BadImageError):
             fit_square(source.read(index), square[0], data.fit, trained.mean)
+            num_read += 1
             yield trained.normalize(square.permute(0, 3, 1, 2)) if options.raw else square
+    if not num_read:
+        raise UserError("--precision int8: no training image can be read, to set its ranges")
 
 
 def outside_network(graph: "GraphProto") -> list[str]:

@@ -5,6 +5,7 @@ The template's tests make them of a real graph, which takes seconds; here graphs
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,11 @@ from conftest import untrained_run
 from image_classifier.checkpoints import load_model
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
-from image_classifier.data import LEFT_OUT, open_dataset
+from image_classifier.data import (
+    LEFT_OUT,
+    BadImageError,
+    open_dataset,
+)
 from image_classifier.errors import FaultError, UserError
 from image_classifier.runtime.distributed import World
 
@@ -304,6 +309,17 @@ def test_a_mistake_is_answered_in_one_line(run, refusal, monkeypatch):
     }.items():
         assert expected in refusal("export", run, *words.split())
     assert not Path(run, "export").exists()
+
+
+def test_images_that_cannot_be_read_set_no_ranges(graph, run, monkeypatch):
+    trained = load_model(run, ComputeConfig(), World(torch.device("cpu")))
+    source = open_dataset(trained.config.data, "train")
+    unreadable = Mock(side_effect=BadImageError("a.jpg", "truncated"))
+    broken = replace(source, paths=None, reader=unreadable)
+    monkeypatch.setattr(variants, "open_dataset", lambda *_: broken)
+    options = exports.EdgeOptions(run=run, precision=("int8",), raw=True)
+    with pytest.raises(UserError, match="no training image can be read"):
+        variants.int8_onnx(graph.SerializeToString(), trained, options)
 
 
 def test_what_is_measured_are_the_images_of_training_while_they_are_there(
