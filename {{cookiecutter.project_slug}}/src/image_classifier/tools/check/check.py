@@ -210,7 +210,9 @@ def find_odd_images(images: Images) -> list[Finding]:
     """Readable images that may be of no use."""
 
     def sized(found: np.ndarray) -> list[Item]:
-        return [item(images, [n], "{1} x {0}".format(*images.sizes[n])) for n in found.nonzero()[0]]
+        numbers = np.flatnonzero(found).tolist()
+        sizes = (f"{width} x {height}" for height, width in images.sizes[numbers].tolist())
+        return [item(images, [n], size) for n, size in zip(numbers, sizes, strict=True)]
 
     is_tiny = images.is_readable & (images.sizes.min(1) < TINY_SIDE)
     is_uniform = images.is_readable & (images.spread < UNIFORM_RANGE)

@@ -1,6 +1,5 @@
 """All images of a dataset, each read once: its size, its contrast, a digest, a small gray image."""
 
-import copy
 import hashlib
 import os
 import warnings
@@ -8,7 +7,6 @@ from collections.abc import Sequence
 from multiprocessing.pool import ThreadPool
 
 import numpy as np
-from torch import Tensor
 
 from ...config import DataConfig
 from ...data import BadImageError, Source, open_files, resize
@@ -63,8 +61,11 @@ class Images:
 
     def read(self, index: int) -> None:
         """Read an image as training does, and keep what is checked."""
+        source, number = self.place(index)
         try:
-            pixels, content = read_once(*self.place(index))
+            pixels = source.read(number)
+            is_file = source.paths is not None
+            content = source.paths.read(number) if is_file else pixels.numpy().tobytes()
         except (BadImageError, OSError) as error:
             self.unreadable[index] = getattr(error, "reason", str(error))
             return
@@ -110,17 +111,6 @@ class Images:
         tables = (source.class_counts().tolist() for source in self.sources)
         of_classes = (dict(zip(self.classes, table, strict=True)) for table in tables)
         return dict(zip(self.splits, of_classes, strict=True))
-
-
-def read_once(source: Source, number: int) -> tuple[Tensor, bytes]:
-    """The pixels of an image, and the bytes of its file; without a file, those of the pixels."""
-    if source.paths is None or source.reader is not None:
-        pixels = source.read(number)
-        return pixels, source.paths.read(number) if source.paths else pixels.numpy().tobytes()
-    contents: list[bytes] = []
-    paths = copy.copy(source.paths)
-    paths.read = lambda index: contents.append(source.paths.read(index)) or contents[0]
-    return paths.image(number, source.channels, source.bits), contents[0]
 
 
 def gray(pixels: np.ndarray) -> np.ndarray:

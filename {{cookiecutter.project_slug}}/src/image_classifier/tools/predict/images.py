@@ -106,11 +106,16 @@ def files_of(text: str, stdin: BinaryIO, separator: bytes, others: Counter[str])
         # Not `glob.glob`, whose `**` follows links to folders, some of which are loops.
         pattern = Path(text + "/*" if text.endswith("**") else text)
         found = Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor)))
-        hidden = lambda path: sum(part[0] == "." for part in path.parts)  # noqa: E731
+        most = num_hidden(pattern)
         try:
-            shown = [os.fsencode(p) for p in found if hidden(p) <= hidden(pattern) and p.is_file()]
+            shown = [os.fsencode(p) for p in found if num_hidden(p) <= most and p.is_file()]
         except ValueError as error:  # `**` beside other letters, up to Python 3.12
             raise UserError(f"pattern {text!a}: {error}; such as 'photos/**/*.jpg'") from error
         yield from sorted(filter(has_suffix, shown))
     else:
         raise UserError(f"there is no file or folder {text!a}")
+
+
+def num_hidden(path: Path) -> int:
+    """How many parts of a path or a pattern begin with a dot."""
+    return sum(part.startswith(".") for part in path.parts)

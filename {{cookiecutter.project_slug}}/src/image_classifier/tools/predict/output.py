@@ -56,9 +56,8 @@ class Output:
                 self._begin(command, batch_size, fresh)
                 self.close = stack.pop_all().close
         except OSError as error:
-            raise UserError(
-                f"cannot write {str(self.partial)!a}: {error.strerror or error}"
-            ) from error
+            reason = error.strerror or error
+            raise UserError(f"cannot write {str(self.partial)!a}: {reason}") from error
 
     def _begin(self, command: dict[str, Any], batch_size: int, fresh: bool) -> None:
         """Lock the rows that are there, and drop what is not a whole batch of this command."""

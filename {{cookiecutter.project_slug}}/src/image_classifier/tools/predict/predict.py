@@ -170,9 +170,7 @@ def write_rows(
             progress.show(output.num_done)
         output.finish(top_k)
     except OSError as error:
-        raise FaultError(
-            f"cannot write {out}: {error.strerror}; {output.num_done:,} rows are kept; "
-            "run the same command, without --fresh, to resume"
-        ) from error
+        kept = f"{output.num_done:,} rows are kept; run the same command without --fresh to resume"
+        raise FaultError(f"cannot write {out}: {error.strerror}; {kept}") from error
     say(f"{out}: {count:,} rows, with the weights {trained.origin} from {str(trained.path)!a}")
     return output.num_bad

@@ -16,7 +16,6 @@ from image_classifier.cli import main
 from image_classifier.config import DataConfig
 from image_classifier.data import (
     DATASETS,
-    PathList,
     Source,
     open_dataset,
 )
@@ -334,19 +333,6 @@ def test_a_reader_that_draws_is_asked_for_one_image_at_a_time(root, monkeypatch)
     parts = {"train": noise, "val": in_memory(1)}
     monkeypatch.setitem(DATASETS, "mine", lambda _, split: parts[split])
     assert check(root, name="mine")[0] == 0
-
-
-def test_each_file_is_read_once(root, monkeypatch):
-    read = []
-    content_of = PathList.read
-
-    def reading(paths, index):
-        read.append(paths[index])
-        return content_of(paths, index)
-
-    monkeypatch.setattr(PathList, "read", reading)
-    check(root)
-    assert sorted(read) == sorted(root.rglob("*.jpg"))
 
 
 def test_a_list_that_notepad_saved_is_read_whole(root):
