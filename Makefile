@@ -4,6 +4,11 @@ PROJECT := {{cookiecutter.project_slug}}
 DEMO := build/demo/image-classifier
 VENV ?= .venv
 
+override VENV := $(patsubst ~/%,$(HOME)/%,$(VENV))
+ifneq ($(words $(VENV)),1)
+$(error VENV='$(VENV)' is not one path without spaces)
+endif
+
 # A relative VENV stays one: make takes a folder with a space for two.
 under = $(if $(filter /%,$(VENV)),,$(1))$(VENV)
 BIN := $(call under,$(CURDIR)/)/bin

@@ -13,6 +13,7 @@ from conftest import (
     LONG_NAMES,
     OFF,
     PROJECT,
+    ROOT,
     SMOKE,
     losses,
     pyproject,
@@ -167,6 +168,15 @@ def test_a_project_that_was_moved_says_that_its_environment_works_no_longer(tmp_
     said += [run("make", "environment", folder=moved, PATH=path).stderr for _ in range(2)]
     warning = f".venv was made as {project}/.venv, and works only there: rm -r .venv, and make it"
     assert [warning in words for words in said] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("folder", [ROOT, PROJECT])
+def test_an_environment_is_one_path(folder):
+    own = {"folder": folder, "HOME": "/home/ada", "MAKEFLAGS": ""}
+    for wrong in ("/home/ada/my envs", ""):  # make would remove /home/ada/my, if venv failed
+        error = run("make", "help", f"VENV={wrong}", code=2, **own).stderr
+        assert f"VENV='{wrong}' is not one path without spaces" in error
+    assert "(/home/ada/envs)" in run("make", "help", "VENV=~/envs", **own).stdout
 
 
 def optional_libraries():
