@@ -87,8 +87,10 @@ def test_what_a_tool_adds_under_a_name_that_is_there_is_refused(monkeypatch):
         given = [DataConfig(name="folder")] * (function == "find_dataset")
         with pytest.raises(UserError, match=f"a tool adds the {said}, which is there: rename it"):
             getattr(module, function)(*given)
+    tool.main = plant
     monkeypatch.setattr(cli, "find_commands", lambda: {"train": tool})
-    with pytest.raises(UserError, match="a tool adds the command train, which is there"):
+    said = f"a tool adds the command train, which is there: rename it in {__name__}"
+    with pytest.raises(UserError, match=said):
         cli.commands()
 
 
