@@ -82,6 +82,15 @@ def test_a_choice_brings_exactly_its_files(answers, gone, new, render):
     assert contents(render(**ALL | answers)).keys() == FILES - gone | new
 
 
+@pytest.mark.parametrize("file", ["Dockerfile", "slurm.sh", "sky.yaml"])
+def test_a_page_that_names_a_file_that_may_not_be_asked_for_says_so(file):
+    pages = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md"), *PROJECT.glob("src/**/*.md")]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    found = [text for text in texts if f"`{file}`" in text or f" {file} " in text]
+    assert found
+    assert all(re.search(f"`{file}`.*, if (it|the project) has", text) for text in found)
+
+
 def test_answers_are_typed_or_given_in_any_case_and_names_follow_from_the_name(here, monkeypatch):
     typed = ["", "", "", "", "Ada Byron", "", "", "", "n", "n", "2", "n", "4", ""]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))

@@ -84,6 +84,25 @@ def test_a_command_on_the_page_of_a_tool_has_a_preset_that_comes_with_it(name):
         assert {*owner} <= tools.with_needs(PROJECT, [name]), preset
 
 
+@pytest.mark.parametrize("name", tools.offered(PROJECT))
+def test_an_option_or_a_preset_of_another_tool_on_the_page_of_a_tool_stands_beside_its_name(name):
+    pages = [tools.there(PROJECT)[name] / "README.md"]
+    pages += [PROJECT / page for page in tools.PAGES.get(name, ())]
+    owners = {word: tool for tool in tools.offered(PROJECT) for word in options_of(tool)}
+    owners |= {
+        preset: owner
+        for preset, build in all_presets().items()
+        for owner in re.findall(r"\.tools\.(\w+)", build.__module__)
+    }
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        found = {*re.findall(r"--[a-z][\w.-]*\w|(?<=`)[a-z]\w+(?=`)", text)} & owners.keys()
+        for word in found:
+            tool = owners[word].replace("_", "[-_]")
+            is_named = re.search(rf"\b{tool}\b", re.sub(r"--[\w.-]+", "", text))
+            assert is_named or owners[word] in tools.with_needs(PROJECT, [name]), (page, word)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_no_text_names_a_tool_that_is_not_there(size, render):
     project = render(tools=size)
