@@ -665,10 +665,17 @@ def test_an_update_installs_no_environment_to_be_checked_in(monkeypatch, tmp_pat
     project = shutil.copytree(PROJECT, tmp_path / "photos", ignore=lambda *_: ["src", ".venv"])
     calls = []
     monkeypatch.delenv("VENV", raising=False)
+    monkeypatch.setenv("MAKEFLAGS", "")  # of an outer make
     monkeypatch.setattr(update, "update", lambda *_: ("M  LICENSE", True))
-    monkeypatch.setattr(
-        cli.subprocess, "run", lambda *_, **__: [calls.append(1), SimpleNamespace(returncode=0)][1]
-    )
+    call = cli.subprocess.run
+
+    def make(words, **how):
+        if words != ["make", "check"]:
+            return call(words, **how)
+        calls.append(1)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(cli.subprocess, "run", make)
     assert cli.main(["update", str(project)]) == 1
     assert "not checked: '.venv' is not there, and would be installed" in capsys.readouterr().err
     monkeypatch.setenv("VENV", str(tmp_path / "other"))
@@ -677,6 +684,25 @@ def test_an_update_installs_no_environment_to_be_checked_in(monkeypatch, tmp_pat
     (tmp_path / "other").mkdir()
     assert cli.main(["update", str(project)]) == 0
     assert calls
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "VENV ?= $(HOME)/envs/birds",
+        "VENV = ${HOME}/envs/birds  # mine",
+        "ENVS := $(HOME)/envs\nVENV := $(ENVS)/birds",
+    ],
+)
+def test_an_environment_is_looked_for_where_make_has_it(lines, tmp_path, monkeypatch):
+    write(tmp_path / "Makefile", f"{lines}\nBIN := $(VENV)/bin\n".encode())
+    for name, value in {"HOME": str(tmp_path), "MAKEFLAGS": "", "VENV": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("VENV")
+    with pytest.raises(OSError, match=r"envs/birds' is not there, and would be installed"):
+        cli._check_environment(tmp_path)
+    (tmp_path / "envs/birds").mkdir(parents=True)
+    cli._check_environment(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,14 @@ def _check_environment(project: Path) -> None:
     Raises:
         OSError: if it would.
     """
-    makefile = project / "Makefile"
-    text = makefile.read_text(encoding="utf-8", errors="replace") if makefile.exists() else ""
-    found = re.search(r"^VENV \?= (\S+)$", text, re.MULTILINE)
-    venv = os.environ.get("VENV", found[1]) if found else ""
+    if not (project / "Makefile").exists():
+        return
+    # An owner may compute it, such as `VENV ?= $(HOME)/envs/birds`: make alone knows.
+    words = ["make", "--no-print-directory", "--file=Makefile", "--file=-", "pretuned-venv"]
+    rules = b"$(info VENV=$(VENV))\npretuned-venv: ; @:\n"
+    told = subprocess.run(words, cwd=project, input=rules, capture_output=True, check=False)
+    found = re.findall(r"^VENV=(.*?) *$", os.fsdecode(told.stdout), re.MULTILINE)
+    venv = found[-1] if found else ""  # where make fails, its check says why
     if not (project / venv).exists():
         raise OSError(f"{venv!a} is not there, and would be installed; VENV=PATH names another")
 
