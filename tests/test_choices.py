@@ -123,6 +123,15 @@ def test_a_wrong_word_says_which_are_right(argument, message, here, capsys):
     assert not list(here.iterdir())
 
 
+@pytest.mark.parametrize("words", ["tools=search tools=all", "docker=no docker=yes"])
+def test_a_question_has_one_answer(words, here, capsys):
+    assert cli.main(["--no-input", *words.split()]) == 2
+    last = words.rpartition("=")[2]
+    said = f"ERROR: {words.partition('=')[0]} has two answers, of which the second is {last!r}\n"
+    assert capsys.readouterr().err == said
+    assert not list(here.iterdir())
+
+
 def test_every_command_that_makes_a_project_is_understood():
     pages = [
         (ROOT / name).read_text(encoding="utf-8")

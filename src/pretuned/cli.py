@@ -267,6 +267,8 @@ def _read_answers(arguments: Iterable[str], questions: dict[str, object]) -> dic
             raise RefusedError(f"{argument!a} must have the form key=value")
         if key not in questions:
             raise RefusedError(f"unknown key {key!a}{_nearest(key, questions)}")
+        if key in answers:
+            raise RefusedError(f"{key} has two answers, of which the second is {value!a}")
         default = questions[key]
         if key == "tools" and tools.are_names(tools.TEMPLATE, value):
             answers |= _named_tools(value)
