@@ -202,6 +202,34 @@ def test_a_project_below_a_folder_whose_name_is_no_utf8_is_made_and_updated(
     assert update.update(latin / "image-classifier", cli._render_again, "") == ("", True)
 
 
+def test_what_its_owner_deleted_stays_deleted_when_the_package_gets_another_name(render):
+    folder = render(project_slug="photos", tools="none")
+    git(folder, "init")
+    commit(folder)
+    (folder / "src/photos/models/torchvision.py").unlink()
+    (folder / "src/photos").rename(folder / "src/birds")
+    edit(folder / "src/birds/train.py", b"# mine\n")
+    answers = (folder / "pyproject.toml").read_text()
+    answers = answers.replace('package_name = "photos"', 'package_name = "birds"')
+    (folder / "pyproject.toml").write_text(answers)
+    commit(folder)
+    said, is_clean = update.update(folder, cli._render_again, "")
+    assert is_clean
+    assert "M  tests/test_loop.py" in said.splitlines()  # which imports the package by its name
+    assert not [line for line in said.splitlines() if "src/" in line]
+    assert not (folder / "src/birds/models/torchvision.py").exists()
+    assert (folder / "src/birds/train.py").read_bytes().endswith(b"# mine\n")
+
+
+def test_a_package_that_its_owner_alone_has_renamed_keeps_that_name(render):
+    folder = render(project_slug="photos", tools="none")
+    git(folder, "init")
+    commit(folder)
+    (folder / "src/photos").rename(folder / "src/birds")
+    commit(folder)
+    assert update.update(folder, cli._render_again, "") == ("", True)
+
+
 def test_all_tools_stay_deleted_with_their_folder(render):
     folder = render(project_slug="photos", tools="few")
     git(folder, "init")

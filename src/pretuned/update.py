@@ -49,6 +49,7 @@ KEYS = {"sha1": "files", "sha256": "files_sha256"}  # of these names in the mani
 # What stands for the answer of a project from before the question, if not the default.
 UNASKED = {"tools": "all"}
 VERSION = re.compile(r"\d+(\.\d+)*([a-z]+\d+|\.dev\d+)*")
+PACKAGE = re.compile(r"src/[^/]+/__init__\.py")
 
 Answers = dict[str, object]
 Render = Callable[[Answers, Path], Path]  # answers, where to -> the new folder
@@ -527,6 +528,7 @@ def sides_of(repository: Repository, render: Render, base: str, change: Tools) -
         new = made_now(repository, render, change.change(answers), version)
     mine = repository.files("HEAD:./")
     mine.pop(MANIFEST, None)
+    made = with_own_package(made, mine, new)
     rows = repository.changes(repository.tree(made), repository.tree(mine), "--diff-filter=D")
     gone = {path for _, path in rows}
     deleted = {tool_of(path) for path in gone} - {tool_of(path) for path in made.keys() - gone}
@@ -539,6 +541,27 @@ def sides_of(repository: Repository, render: Render, base: str, change: Tools) -
     }
     made = {path: file for path, file in made.items() if path not in gone}
     return Sides(*map(repository.tree, (made, mine, left)), new)
+
+
+def with_own_package(made: Files, mine: Files, new: Files) -> Files:
+    """The files `made`, in the package of `new` if the owner has renamed that of `made` to it.
+
+    Or a file that its owner deleted would pass for one that the template adds.
+    """
+    own = package_of(new)
+    old = package_of(made) or own
+    if old == own or f"{old}__init__.py" in mine or f"{own}__init__.py" not in mine:
+        return made
+    return {
+        f"{own}{path.removeprefix(old)}" if path.startswith(old) else path: file
+        for path, file in made.items()
+    }
+
+
+def package_of(files: Files) -> str:
+    """The folder of the package, with a slash at its end; empty if there is none."""
+    found = (path.removesuffix("__init__.py") for path in files if PACKAGE.fullmatch(path))
+    return next(found, "")
 
 
 def made_now(repository: Repository, render: Render, answers: Answers, version: str) -> Files:
