@@ -454,6 +454,16 @@ def test_a_base_makes_a_project_of_tools_by_name(tmp_path):
             assert contents(folder) == made
 
 
+def test_of_an_answer_that_is_newer_than_the_base_that_has_its_default():
+    newer = {"shiny": "yes", "license": "MPL-2.0"}
+    with update.rendered(str(ROOT), ANSWERS | {"tools": "none"} | newer) as folder:
+        answers = update.about(folder)[1]
+    assert (answers["license"], answers["tools"]) == ("MIT", "none")
+    refused = pytest.raises(RefusedError, match="can't make the project: ERROR: project_slug '-'")
+    with refused, update.rendered(str(ROOT), {"project_slug": "-"}):
+        pass
+
+
 def test_what_cannot_be_updated_is_refused_in_a_line(project, tmp_path, capsys):
     def said(*words):
         assert cli.main(["update", *map(str, words)]) == 2

@@ -433,25 +433,37 @@ def rendered(base: str, answers: Answers) -> Iterator[Path]:
                 source = None
             if source and not (source / "pretuned/__main__.py").is_file():
                 raise RefusedError(f"--base {base!a} is no wheel, checkout or version of pretuned")
-            words = ["--no-input", "--output-dir", str(home / "made")]
-            plain = re.compile("[a-z_]+")  # no option
-            for key, value in answers.items():
-                if plain.fullmatch(key):
-                    text = ",".join(map(str, value)) or "none" if isinstance(value, list) else value
-                    words.append(f"{key}={text}")
-            variables = os.environ | {
-                "PYTHONPATH": str(source or ""),
-                "PYTHONDONTWRITEBYTECODE": "1",
-            }
-            done = subprocess.run(
-                [*command, *words], cwd=home, env=variables, capture_output=True, check=False
-            )
+            command += ["--no-input", "--output-dir", str(home / "made")]
+            reason = reason_against(command, answers, source, home)
         except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             raise RefusedError(f"--base {base!a} can't be had: {error}") from error
-        if done.returncode:
-            said = os.fsdecode(done.stderr).strip().splitlines() or ["it gives no reason"]
-            raise RefusedError(f"--base {base!a} can't make the project: {said[-1]}")
+        if reason:
+            raise RefusedError(f"--base {base!a} can't make the project: {reason}")
         yield next((home / "made").iterdir())
+
+
+def reason_against(command: list[str], answers: Answers, source: Path | None, home: Path) -> str:
+    """Run the `command` of another version with `answers`: why it fails; empty if it does not.
+
+    If a question or a choice is newer than that version, its default stands for the answer.
+    """
+    variables = os.environ | {"PYTHONPATH": str(source or ""), "PYTHONDONTWRITEBYTECODE": "1"}
+    words = {}
+    for key, value in answers.items():
+        if re.fullmatch("[a-z_]+", key):  # no option
+            text = ",".join(map(str, value)) or "none" if isinstance(value, list) else value
+            words[key] = f"{key}={text}"
+    while True:
+        done = subprocess.run(
+            [*command, *words.values()], cwd=home, env=variables, capture_output=True, check=False
+        )
+        if not done.returncode:
+            return ""
+        said = os.fsdecode(done.stderr).strip().splitlines() or ["it gives no reason"]
+        newer = re.search(r"unknown (?:key ')?(\w+)", said[-1])
+        if not newer or newer[1] not in words:
+            return said[-1]
+        del words[newer[1]]
 
 
 def base_of(repository: Repository, base: str, new: Files, version: str, answers: Answers) -> Files:
