@@ -177,3 +177,5 @@ try:
     main()
 except (OSError, RefusedError) as error:
     sys.exit(f"ERROR: {error}; no project was made")
+except KeyboardInterrupt:  # who called this says so
+    sys.exit(130)

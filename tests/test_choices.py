@@ -4,10 +4,15 @@ import email.message
 import email.policy
 import email.utils
 import io
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
 import tempfile
 import zipfile
+from unittest.mock import Mock
 
 import pytest
 from conftest import ALL, LONG_NAMES, OFF, PROJECT, ROOT, contents, pyproject, python, template
@@ -177,6 +182,42 @@ def test_unanswered_questions_make_nothing(monkeypatch, here):
     monkeypatch.setattr("sys.stdin", io.StringIO("Bird Watch\n"))
     assert cli.main([]) == 130
     assert not list(here.iterdir())
+
+
+def test_what_is_interrupted_or_killed_says_so_and_makes_nothing(monkeypatch, here, capfd):
+    kill = ["sh", "-c", "kill -KILL $$"]
+    start = cli.subprocess.Popen
+    with monkeypatch.context() as patch:
+        patch.setattr(cli.subprocess, "Popen", lambda *_, **__: start(kill))
+        assert cli.main(["--no-input"]) == 2
+    said = "ERROR: Hook script failed (exit status: -9); no project was made\n"
+    assert capfd.readouterr().err == said
+    with monkeypatch.context() as patch:
+        patch.setattr(cli, "cookiecutter", Mock(side_effect=KeyboardInterrupt))
+        assert cli.main(["--no-input"]) == 130
+    assert capfd.readouterr().err == "\nERROR: no project was made: interrupted\n"
+    code = "import pathlib\ndef stop(*_): raise KeyboardInterrupt\npathlib.Path.rglob = stop\n"
+    (here / "site").mkdir()
+    (here / "site/sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(here / "site"))  # of the hook
+    assert cli.main(["--no-input"]) == 2
+    assert capfd.readouterr().err.count("\n") == 1  # no traceback
+    assert [path.name for path in here.iterdir()] == ["site"]
+
+
+def test_a_terminal_that_is_closed_leaves_nothing_of_a_project_that_was_not_made(here):
+    for name in ("made", "temporary"):
+        (here / name).mkdir()
+    command = [sys.executable, "-m", "pretuned", "--output-dir", "made"]
+    places = {"PYTHONPATH": f"{ROOT}/src", "TMPDIR": str(here / "temporary")}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=here, env=os.environ | places, **pipes)
+    assert process.stdout.read(1)  # of the first question
+    assert [*here.glob("made/.pretuned-*")]
+    process.send_signal(signal.SIGHUP)
+    process.communicate()
+    assert process.returncode == 128 + signal.SIGHUP
+    assert not [*here.glob("*/*"), *here.glob("*/.*")]
 
 
 def test_nothing_is_left_outside_the_new_folder(monkeypatch, here):

@@ -8,11 +8,14 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,13 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = _read_answers(options.answers, questions)
         check(given)
         made = _render(given, options.output_dir, no_input=options.no_input)
-    except FailedHookException:
-        return 2  # the hook has said why
     except (RefusedError, CookiecutterException, OSError) as error:
-        print(f"ERROR: {_line(error)}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, EOFError):
-        print("\nERROR: no project was made: the questions were not answered", file=sys.stderr)
+        return _refused(error)
+    except (KeyboardInterrupt, EOFError) as error:
+        why = "the questions were not answered" if isinstance(error, EOFError) else "interrupted"
+        print(f"\nERROR: no project was made: {why}", file=sys.stderr)
         return 130
     folder = options.output_dir / made.name
     print(f"{folder} is ready: cd {shlex.quote(str(folder))} && make train")
@@ -68,8 +69,7 @@ def _maintain(verb: str, *words: str) -> int:
     try:
         said, is_clean = _VERBS[verb].do(options)
     except (RefusedError, CookiecutterException, OSError) as error:
-        print(f"ERROR: {_line(error)}", file=sys.stderr)
-        return 2
+        return _refused(error)
     except KeyboardInterrupt:
         print("\nERROR: interrupted: run the same command to finish", file=sys.stderr)
         return 130
@@ -212,8 +212,18 @@ def _render_again(answers: dict[str, object], output_dir: Path) -> Path:
     return _render(given, output_dir, no_input=True)
 
 
+def _refused(error: Exception) -> int:
+    """Say why nothing was made or changed, and return the exit code."""
+    # A hook that ends by itself has said why; one that was killed has not.
+    if not (isinstance(error, FailedHookException) and "(exit status: 1)" in str(error)):
+        print(f"ERROR: {_line(error)}", file=sys.stderr)
+    return 2
+
+
 def _line(error: Exception) -> str:
     """Return what went wrong in one line."""
+    if isinstance(error, FailedHookException):
+        error = OSError(f"{error}; no project was made")
     if isinstance(error, shutil.Error):  # of a folder: a row for each file that was not copied
         error = OSError(f"{error.args[0][0][-1]}; no project was made")
     # Cookiecutter begins some of its messages with the word itself.
@@ -314,6 +324,7 @@ def _render(given: dict[str, object], output_dir: Path, *, no_input: bool) -> Pa
     # Where the folder will be, or what exists of the way to it: on one disk it can be renamed.
     near = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
     with (
+        _unwound_by_signals(),
         tempfile.TemporaryDirectory(prefix="pretuned-") as scratch,
         tempfile.TemporaryDirectory(prefix=".pretuned-", dir=near) as unfinished,
     ):
@@ -335,3 +346,23 @@ def _render(given: dict[str, object], output_dir: Path, *, no_input: bool) -> Pa
             raise FileExistsError(f"{str(folder)!a} exists; choose another project_slug")
         output_dir.mkdir(parents=True, exist_ok=True)
         return Path(made).rename(folder)
+
+
+@contextmanager
+def _unwound_by_signals() -> Iterator[None]:
+    """Let a signal, as of a terminal that is closed, end this as an exception would."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    is_main = threading.current_thread() is threading.main_thread()  # others may not do this
+    numbers = [getattr(signal, name, None) for name in ("SIGHUP", "SIGTERM") if is_main]
+    # Not those that `nohup` or a caller has taken; Windows lacks the first.
+    ours = [number for number in numbers if number and signal.getsignal(number) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
