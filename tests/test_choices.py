@@ -220,6 +220,24 @@ def test_a_terminal_that_is_closed_leaves_nothing_of_a_project_that_was_not_made
     assert not [*here.glob("*/*"), *here.glob("*/.*")]
 
 
+def test_a_reader_that_has_seen_enough_gets_no_traceback(here):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "pretuned", "add"]
+    variables = os.environ | {"PYTHONPATH": f"{ROOT}/src"}
+    pipes = {"stdout": writer, "stderr": subprocess.PIPE}
+    done = subprocess.run(command, cwd=here, env=variables, check=False, **pipes)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_link_that_leads_nowhere_is_in_the_way_of_a_project(here, capsys):
+    (here / "image-classifier").symlink_to("nowhere")
+    assert cli.main(["--no-input", "tools=none"]) == 2
+    said = f"ERROR: '{here}/image-classifier' exists; choose another project_slug\n"
+    assert capsys.readouterr().err == said
+
+
 def test_nothing_is_left_outside_the_new_folder(monkeypatch, here):
     for name in ("HOME", "TMPDIR"):
         (here / name).mkdir()

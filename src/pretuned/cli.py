@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\nERROR: no project was made: {why}", file=sys.stderr)
         return 130
     folder = options.output_dir / made.name
-    print(f"{folder} is ready: cd {shlex.quote(str(folder))} && make train")
+    _say(f"{folder} is ready: cd {shlex.quote(str(folder))} && make train")
     return 0
 
 
@@ -73,16 +73,16 @@ def _maintain(verb: str, *words: str) -> int:
     except KeyboardInterrupt:
         print("\nERROR: interrupted: run the same command to finish", file=sys.stderr)
         return 130
-    print(said or "nothing has changed")
+    _say(said or "nothing has changed")
     if not is_clean:
-        print("settle the conflicts, then: make check")
+        _say("settle the conflicts, then: make check")
         return 1
     if verb != "update":
         return 0
     if said:
         place = shlex.quote(str(options.project))
         undo = "stash --include-untracked -- ."
-        print(f"git -C {place} diff shows the changes; git -C {place} {undo} undoes them")
+        _say(f"git -C {place} diff shows the changes; git -C {place} {undo} undoes them")
     return 0 if options.no_check else _run_checks(options.project)
 
 
@@ -210,6 +210,14 @@ def _render_again(answers: dict[str, object], output_dir: Path) -> Path:
         given[key] = value
     check(given)
     return _render(given, output_dir, no_input=True)
+
+
+def _say(text: str) -> None:
+    """Print a line, to nobody if its reader, such as `head`, has seen enough."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refused(error: Exception) -> int:
@@ -342,7 +350,7 @@ def _render(given: dict[str, object], output_dir: Path, *, no_input: bool) -> Pa
         finally:
             tempfile.tempdir = None
         folder = output_dir.absolute() / Path(made).name
-        if folder.exists():
+        if os.path.lexists(folder):  # also a link that leads nowhere
             raise FileExistsError(f"{str(folder)!a} exists; choose another project_slug")
         output_dir.mkdir(parents=True, exist_ok=True)
         return Path(made).rename(folder)
