@@ -187,7 +187,7 @@ def test_adding_every_tool_to_few_gives_all_and_removing_them_gives_few(render, 
     assert files_of(project) == few
 
 
-def test_the_code_of_the_owner_stays_and_meets_what_a_tool_brings(render):
+def test_the_code_of_the_owner_stays_and_meets_what_a_tool_brings(render, capsys):
     project = render(tools="few")
     lines = (project / "README.md").read_text().splitlines(keepends=True)
     (project / "README.md").write_text("".join([*lines, "mine\n"]))
@@ -203,8 +203,10 @@ def test_the_code_of_the_owner_stays_and_meets_what_a_tool_brings(render):
     shutil.rmtree(tool)  # by hand: it comes back where it is asked for
     change(project, "add", "lora")
     assert not tool.exists()
+    capsys.readouterr()
     change(project, "add", "search")
     assert (tool / "command.py").exists()
+    assert f"\nhow to use it: {tool}/README.md\n" in capsys.readouterr().out
 
 
 # In one process, which imports torch once: the exit code of each command is printed.

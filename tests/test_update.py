@@ -4,14 +4,16 @@ import json
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from conftest import PROJECT, RENDER, ROOT, contents, git_until, python, run
 
 from pretuned import cli, update
-from pretuned_answers import RefusedError
+from pretuned_answers import RefusedError, tools
 
 pytestmark = pytest.mark.usefixtures("renders_once")
 AS = ("-c", "user.name=a", "-c", "user.email=a@b.c")
@@ -237,6 +239,10 @@ def test_all_tools_stay_deleted_with_their_folder(render):
     shutil.rmtree(folder / "src/photos/tools")
     commit(folder)
     assert update.update(folder, cli._render_again, "") == ("", True)
+    update.change_tools(folder, cli._render_again, update.Tools(add=["lora"]))
+    back = {path.name for path in folder.glob("src/photos/tools/*")}
+    assert back >= {"__init__.py", "lora"}  # what it is imported by comes with it
+    assert not back & {*tools.FEW}
 
 
 def test_an_update_that_is_killed_at_any_moment_is_finished_by_the_same_command(
@@ -543,6 +549,33 @@ def repository_in(folder):
     return update.Repository(folder)
 
 
+def test_a_base_of_another_version_than_that_of_the_project_is_refused(tmp_path, monkeypatch):
+    other = made(tmp_path / "other")
+    monkeypatch.setattr(update, "rendered", lambda *_: nullcontext(other))
+    with pytest.raises(RefusedError, match=r"--base 'x\.whl' is 0\.9\.0, and made no 0\.8\.0$"):
+        update.base_of(repository_in(tmp_path / "one"), "x.whl", {}, "0.8.0", {})
+
+
+def test_a_base_by_its_number_is_that_of_the_index_and_gets_answers_alone(monkeypatch):
+    call = Mock(return_value=SimpleNamespace(returncode=1, stderr=b"offline"))
+    monkeypatch.setattr(update.subprocess, "run", call)
+    answers = {"ci": "none", "--output-dir": "/"}
+    with pytest.raises(RefusedError, match="offline"), update.rendered("0.9.0", answers):
+        pass
+    command = call.call_args.args[0]
+    assert command[:2] == ["uvx", "pretuned==0.9.0"]
+    assert command[-1] == "ci=none"
+
+
+def test_git_that_is_old_or_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(update.Repository, "git", lambda *_, **__: "git version 2.37.9")
+    with pytest.raises(RefusedError, match=r"git 2\.38 or newer is needed"):
+        update.Repository(tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(RefusedError, match="git is needed, and is not there"):
+        update.Repository(tmp_path)
+
+
 def test_an_older_template_makes_no_project_of_a_newer_one(tmp_path):
     repository = repository_in(tmp_path)
 
@@ -753,7 +786,7 @@ def test_an_environment_is_looked_for_where_make_has_it(lines, tmp_path, monkeyp
     ],
 )
 def test_an_update_is_checked_and_its_exit_code_says_what_is_left(  # noqa: PLR0913, PLR0917
-    is_clean, words, checked, code, monkeypatch, tmp_path
+    is_clean, words, checked, code, monkeypatch, tmp_path, capsys
 ):
     ran = []
 
@@ -765,3 +798,5 @@ def test_an_update_is_checked_and_its_exit_code_says_what_is_left(  # noqa: PLR0
     monkeypatch.setattr(cli.subprocess, "run", make)
     assert cli.main(["update", str(tmp_path), *words]) == code
     assert ran == [(["make", "check"], tmp_path)] * (checked is not None)
+    undo = f"git -C {tmp_path} stash --include-untracked -- . undoes them"
+    assert (undo in capsys.readouterr().out) == is_clean

@@ -79,6 +79,14 @@ def test_the_interval_of_a_gain_is_that_of_paired_differences_and_never_narrow()
     assert advice.mean_gain(more, more) == pytest.approx((0, 1.96 * 0.5 / 100))
 
 
+def test_what_as_many_images_again_would_gain_goes_on_by_the_power_law():
+    right = {100: 600, 200: 800}  # of 1,000: twice as many images, half as many errors
+    rows = {size: [torch.arange(1000).lt(most).double()] for size, most in right.items()}
+    told = "200 images in place of 100: +20.0 points (95 %: +17.5 .. +22.5)"
+    assert more_images(rows) == f"{told}; as many again would gain about +10.0, by the curve"
+    assert advice.mean_score([*rows[100], *rows[200]]) == pytest.approx(0.7)
+
+
 @pytest.fixture
 def from_weights(trained_once, tmp_path):
     """A tiny run that begins with the weights of another."""
@@ -86,11 +94,14 @@ def from_weights(trained_once, tmp_path):
     return changed(config, run__init_from=str(trained_once / "checkpoints" / "best.pt"))
 
 
-def test_the_curve_is_printed_and_written(from_weights, capsys):
+def test_the_curve_is_printed_and_written(from_weights, capsys, monkeypatch):
     folder = Path(from_weights.run.dir)
     folder.mkdir()
     (folder / ".learning_curve.json.0123abcd.tmp").touch()  # of one that was killed
+    own, seen = advice.features_of, []
+    monkeypatch.setattr(advice, "features_of", lambda *of: seen.append(own(*of)) or seen[-1])
     learning_curve(from_weights)
+    assert not torch.equal(seen[0].train, seen[0].val)
     assert not [*folder.glob("*.tmp")]
     said = capsys.readouterr().out
     assert re.search(r"\n +1\d  \d+\.\d\d% \(mean of 4 draws\)\n(.*draws\)\n)+ +64  \d+", said)
@@ -117,6 +128,15 @@ def test_a_network_for_images_of_one_size_has_its_curve(from_weights, monkeypatc
     assert "pixels were not tried: the weights do not fit the model\n" in capsys.readouterr().out
     found = json.loads(Path(from_weights.run.dir, "learning_curve.json").read_text())
     assert "image_size" not in found
+
+
+def test_larger_images_are_those_of_evaluation_too(from_weights, monkeypatch):
+    sizes = []
+    features = lambda config, _: sizes.append(config.data.eval_size) or blobs(4, 1)  # noqa: E731
+    monkeypatch.setattr(advice, "features_of", features)
+    monkeypatch.setattr(advice, "SHARES", (1.0,))
+    learning_curve(changed(from_weights, data__test_size=48))
+    assert sizes == [48, 64]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@
 import json
 import time
 import weakref
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -234,6 +235,36 @@ def test_a_bench_whose_output_is_lost_has_its_result_in_files_but_its_page_is_lo
     for words, code in ((["smoke"], 0), (["--tips"], 1)):
         with open("/dev/full", "w") as full, redirect_stdout(full):
             assert main(["bench", *words]) == code
+
+
+def test_what_changes_pixels_is_measured_and_never_recommended(on_photos, monkeypatch):
+    preparing = Mock(Recipe=Mock(side=256, quality=85))
+    monkeypatch.setattr(tips, "find_tool", lambda *_: preparing)
+    monkeypatch.setitem(tips.DATASETS, tips.SAMPLE, None)
+    streamed = changed(on_photos, data__where="stream", data__workers=0)
+    for crop, is_same in (("pad", True), ("resized", False)):
+        config = changed(streamed, augment__crop=crop)
+        setup = timing.Setup(config, CPU, TrainData(config, CPU))
+        assert {variant.is_choice for variant in tips.resident(setup).values()} == {is_same}
+        assert {variant.is_choice for variant in tips.prepared(setup).values()} == {False}
+
+
+def test_the_clock_runs_from_the_first_batch_to_the_one_after_the_last(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+
+    def batches(start, stop):
+        for number in range(start, stop):
+            now[0] += 1.0 if number > start else 9.0  # workers start
+            yield number
+
+    parts = {"switches": [], "around": nullcontext, "after_step": lambda: None}
+    parts |= {"state": SimpleNamespace(step=5), "data": SimpleNamespace(steps_per_epoch=3)}
+    parts["train_on"] = lambda _: now.__setitem__(0, now[0] + 2.0)
+    run = SimpleNamespace(world=CPU, batches=batches, restarts_workers=False, **parts)
+    assert timing.TimedRun.run(run, 4) == 3
+    run.restarts_workers = True  # once in an epoch
+    assert timing.TimedRun.run(run, 4) == 3 + 9 / 3
 
 
 def test_times_of_the_same_round_are_compared():

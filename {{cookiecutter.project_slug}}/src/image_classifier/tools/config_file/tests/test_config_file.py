@@ -74,11 +74,17 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(name, begun):
     if name.endswith("yaml"):
         pytest.importorskip("yaml")
     texts = {"toml": OWN, "yaml": YAML, "json": json.dumps(OWN_JSON)}
-    Path(name).write_text(texts[name.partition(".")[2]])
+    # With the mark that editors on Windows write in front.
+    Path(name).write_text(texts[name.partition(".")[2]], encoding="utf-8-sig")
     found = begun(f"smoke --data.limit 96 --config {name} --seed 3")
     given = "smoke --epochs 2 --run.trackers --optim.lr 0.25 --optim.warmup-epochs 0.5 --seed 3"
     assert found == begun(f"{given} --data.limit 96 --run.dir runs/mine")
     assert begun(f"smoke --config={name} --run.dir a").data.limit == 192
+
+
+def test_what_contradicts_in_a_file_may_be_mended_by_a_flag(begun):
+    Path("mine.toml").write_text("epochs = 2\noptim.warmup_epochs = 5")
+    assert begun("smoke --config mine.toml --optim.warmup-epochs 1").optim.warmup_epochs == 1
 
 
 def test_without_a_preset_the_file_chooses_as_its_flags_would(begun):

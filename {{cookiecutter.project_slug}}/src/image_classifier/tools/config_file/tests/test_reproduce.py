@@ -6,10 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import SMOKE, losses, write_photo
+from conftest import SMOKE, changed, losses, write_photo
 
 from image_classifier.cli import main
 from image_classifier.runtime import machine, run_dir
+from image_classifier.tools.config_file import (
+    reproduce as reproducing,
+)
 
 FLAGS = "--run.trackers --run.dir"
 
@@ -79,6 +82,13 @@ def test_a_share_of_the_cores_is_no_other_cpu(reproduced, monkeypatch):
         assert main(["train", *SMOKE.split(), "--run.dir", "runs/a"]) == 0
     monkeypatch.setattr(machine, "num_cores", lambda: 16)
     assert reproduced("runs/a")[2:] == ["the same"]
+
+
+def test_processes_threads_and_any_gpu_are_those_that_a_run_would_have(config, monkeypatch):
+    monkeypatch.setattr(reproducing, "num_threads", lambda processes: 8 // processes)
+    own = changed(config, run__processes=4, compute__device="cuda")  # which need not be here
+    now = reproducing.environment_today(own)
+    assert (now["processes"], now["threads"]) == (4, 2)
 
 
 def test_code_that_no_commit_has_is_told(reproduced, monkeypatch):

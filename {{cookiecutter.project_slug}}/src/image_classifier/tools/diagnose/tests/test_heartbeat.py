@@ -3,6 +3,8 @@
 import json
 import re
 import signal
+import socket
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import after_each_step, run_ranks
+from conftest import after_each_step, run_ranks, wait_for
 
 from image_classifier.errors import FaultError
 from image_classifier.runtime.distributed import World
@@ -88,6 +90,21 @@ def test_a_machine_that_is_lost_is_named(rank, hows, named, tmp_path):
         assert account.endswith(lost)
     else:
         assert account == (named if named is None else "")
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs Linux")
+def test_of_a_process_on_this_machine_it_is_said_whether_it_is_there():
+    def fate(host):
+        return re.search(r"\(process \d+, (.*?)\)", heartbeat.describe(1, host, row))[1]
+
+    here = socket.gethostname()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        row = {"process": process.pid, "step": 5, "line": "train.py:9 in train", "time": 0.0}
+        assert (fate(here), fate("elsewhere")) == ("which hangs", "on another machine")
+        process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: fate(here) == "which is stopped")
+        process.kill()
+    assert fate(here) == "which has ended"
 
 
 def test_what_an_earlier_run_on_another_machine_left_is_no_answer(tmp_path):

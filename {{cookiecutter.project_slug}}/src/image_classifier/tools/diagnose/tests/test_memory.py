@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -11,6 +12,7 @@ from conftest import changed, run_ranks
 from image_classifier.errors import FaultError
 from image_classifier.extensions import of_tools
 from image_classifier.models.resnet9 import ResNet9
+from image_classifier.runtime.distributed import World
 from image_classifier.runtime.launch import attempt
 from image_classifier.runtime.out_of_memory import (
     OutOfMemoryError,
@@ -67,6 +69,21 @@ def test_every_lack_of_memory_is_accounted_for(config, monkeypatch, capsys):
     most, peak = (n / 2**30 for n in (taken["activations and program"], account["device"]["peak"]))
     assert f"take most, {most:.3g} of {peak:.3g} GB: {advice}\n" in out
     assert "started again from the last save with 8" in err
+
+
+@pytest.mark.parametrize(
+    ("most", "advice"), [("images", "--data.where host"), ("weights", memory.SMALLER)]
+)
+def test_advice_is_for_what_takes_most(most, advice, config, monkeypatch, capsys):
+    gigabytes = {"images": 1, "weights": 1} | {most: 9}
+    taken = {part: count * 2**30 for part, count in gigabytes.items()}
+    monkeypatch.setattr(memory, "bytes_by_part", lambda *_: taken)
+    monkeypatch.setattr(memory, "device_account", lambda _: {"peak": 11 * 2**30})
+    Path(config.run.dir).mkdir()
+    val = SimpleNamespace(batch_size=4)
+    setup = SimpleNamespace(config=config, world=World(torch.device("cpu")), val_data=val)
+    memory.write_account(setup, SimpleNamespace(step=1), "")
+    assert f"{most} take most, 9 of 11 GB: {advice}\n" in capsys.readouterr().out
 
 
 def averaged_bytes(config):

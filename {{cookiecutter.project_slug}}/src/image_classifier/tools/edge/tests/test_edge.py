@@ -167,6 +167,8 @@ def test_the_change_is_that_from_the_model_to_the_file():
     found = edge.compare(predict, reference)
     assert (found.same, found.count) == (3, 4)
     assert (found.accuracy, found.change.mean) == pytest.approx((2 / 3, -1 / 3))
+    reach = 1.96 * 0.6 / 5**0.5  # of one image that is lost, and half a one in each of four cells
+    assert found.change_text == f"-33.3% ± {reach:.1%}"
     assert edge.compare(lambda images: torch.full((len(images), 2), np.nan), reference).same == 0
     unknown = reference._replace(labels=torch.full((4,), LEFT_OUT))
     assert "nan%" in str(edge.compare(predict, unknown))  # and no traceback
@@ -298,6 +300,14 @@ def test_a_network_of_float16_takes_and_gives_float32():
     assert not torch.equal(half(images), network(images))
 
 
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_a_graph_of_float16_takes_and_gives_what_the_exact_one_does(is_raw, run, monkeypatch):
+    trained = load_model(run, ComputeConfig(), World(torch.device("cpu")))
+    monkeypatch.setitem(variants.FORMATS, "onnx", lambda module: (module, None))
+    module = variants.half_onnx(trained, is_raw)
+    assert (module.is_raw, module.training) == (is_raw, False)
+
+
 def test_a_mistake_is_answered_in_one_line(run, refusal, monkeypatch):
     monkeypatch.setattr(exports, "find_spec", lambda _: None)
     for words, expected in {
@@ -336,12 +346,16 @@ def test_what_is_measured_are_the_images_of_training_while_they_are_there(
     asked = []
 
     def weighted(data, split):  # one of the twelve, which is not one of the three
-        asked.append(data)
+        asked.append((data.image_size, split))
         return replace(open_dataset(data, split), weights=torch.eye(12)[11])
 
     monkeypatch.setattr(variants, "open_dataset", weighted)
     assert next(variants.training_images(larger, options)).shape[1] == 48
-    assert asked[0].image_size == 48
+    assert asked[0] == (48, "train")
+    data = replace(trained.config.data, fit="pad")
+    padded = replace(trained, config=replace(trained.config, data=data))
+    side = next(variants.training_images(padded, options))[0, :, 0]  # of an image that is high
+    assert (side == side[0]).all()
     data = replace(trained.config.data, root="gone")
     moved = replace(trained, config=replace(trained.config, data=data))
     with pytest.raises(UserError, match=str(tmp_path)):

@@ -382,6 +382,13 @@ def test_averaged_weights_are_judged_as_evaluate_judges(make, tmp_path, monkeypa
         assert score in capsys.readouterr().out
 
 
+def test_averaged_weights_are_judged_on_the_device_that_is_asked_for(make, tmp_path, refusal):
+    runs = [make(f"run{n}", n, change=alike, run__init_from="w.pt") for n in range(2)]
+    absent = "mps" if torch.cuda.is_available() else "cuda"
+    words = soup_of(*runs, folder=tmp_path / "mean")[:-1]
+    assert f"--device {absent}: " in refusal(*words, absent)
+
+
 def test_statistics_are_averaged_and_counts_are_not():
     each = [{"mean": torch.tensor([n, 2.0]), "count": torch.tensor(n)} for n in (1, 4)]
     assert soup.mean_weights(each)["mean"].tolist() == [2.5, 2.0]

@@ -27,6 +27,7 @@ from image_classifier.extensions import find_tool
 from image_classifier.metrics import confusion_of
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World, join_world
+from image_classifier.tools.evaluate import command
 from image_classifier.tools.evaluate.evaluate import evaluate_run
 from image_classifier.train import train
 
@@ -126,6 +127,14 @@ def test_where_memory_runs_out_a_smaller_batch_is_advised_and_fits(
     assert main([*words, "--batch-size", "5"]) == 0
     best = json.loads((trained_once / "status.json").read_text())["result"]["val/top1"]
     assert f"top-1 {best:.2%}" in capsys.readouterr().out
+
+
+def test_as_many_processes_evaluate_as_are_asked_for_where_it_is_said(monkeypatch):
+    start = Mock(return_value=0)
+    monkeypatch.setattr(command, "run_in_processes", start)
+    assert main(["evaluate", "run", "--processes", "3", "--device", "mps"]) == 0
+    _, run, compute = start.call_args.args
+    assert (run.processes, compute.device) == (3, "mps")
 
 
 def test_a_mistake_is_answered_in_one_line(tmp_path, refusal):

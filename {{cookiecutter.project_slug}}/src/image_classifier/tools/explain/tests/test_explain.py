@@ -228,6 +228,10 @@ def test_pictures_of_predict_are_of_images_as_the_network_gets_them(tmp_path, mo
     files.write_pictures(tmp_path, trained, images, torch.tensor([1, 0]), rows, 8)
     assert (blank.call_args.args[1] == 0.5).all()
     assert {path.name for path in tmp_path.iterdir()} == {"0009-1.png", "0010-1.png"}
+    images[:, :, 0] = 0  # the upper row is black
+    files.write_pictures(tmp_path, trained, images, torch.tensor([1, 0]), rows, 8)
+    with Image.open(tmp_path / "0009-1.png") as image:
+        assert [image.getpixel(place)[0] > 0 for place in ((3, 0), (0, 3))] == [False, True]
 
 
 @pytest.mark.usefixtures("pages")

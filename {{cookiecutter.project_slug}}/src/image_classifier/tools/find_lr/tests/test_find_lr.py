@@ -21,6 +21,10 @@ from image_classifier.train import Training
 LRS = finding.geometric_lrs(1e-6, 10, 100)
 
 
+def test_learning_rates_grow_by_equal_factors_from_the_first_to_the_last():
+    assert finding.geometric_lrs(1e-3, 10.0, 21)[::10] == pytest.approx([1e-3, 0.1, 10.0])
+
+
 def curve(best, growth=1.0):
     """Losses that fall around one learning rate and grow without bounds from 30 times it on."""
     for step, lr in enumerate(LRS[:95]):

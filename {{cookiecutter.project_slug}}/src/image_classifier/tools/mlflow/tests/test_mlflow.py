@@ -7,6 +7,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -46,6 +47,7 @@ def tracked(folder):
         "name": kept.info.run_name,
         "status": kept.info.status,
         "history": [(metric.step, metric.value) for metric in history],
+        "times": [metric.timestamp / 1000 for metric in history],  # in milliseconds
         "params": kept.data.params,
         "tags": kept.data.tags,
         "artifacts": sorted(file.path for file in client.list_artifacts(kept.info.run_id)),
@@ -59,6 +61,7 @@ def test_a_run_that_goes_on_is_one_run_with_its_options_metrics_and_report(tmp_p
     assert found["name"] == "a"
     assert found["status"] == "FINISHED"
     assert found["history"] == [(1, 0.0), (3, 0.2)]
+    assert found["times"] == pytest.approx([time.time()] * 2, abs=600)
     assert len(found["params"]) == 122
     assert found["params"]["knob.7"] == "0.7"
     assert found["params"]["compute.compile"] == "False"  # as it began
@@ -100,6 +103,19 @@ def resumed_without_server(folder):
 def test_a_server_that_is_down_is_no_reason_to_forget_the_run(tmp_path):
     code, said = run_alone(resumed_without_server, tmp_path)
     assert (code, "delete it" in said) == (0, False)
+
+
+def test_a_server_gets_no_report_which_has_images_and_paths(tmp_path, monkeypatch):
+    library = Mock(MlflowException=OSError)
+    client = library.MlflowClient.return_value
+    client.create_run.return_value.info.run_id = "abc"
+    monkeypatch.setitem(sys.modules, "mlflow", library)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", Mock())
+    monkeypatch.setattr(os, "environ", {"MLFLOW_TRACKING_URI": "https://example.com"})
+    (tmp_path / "report.html").touch()
+    open_tracker(tmp_path, {}, 0).finish(1, answers_of(("ant", "bee"), torch.eye(2).long()))
+    client.log_image.assert_called_once()
+    client.log_artifact.assert_not_called()
 
 
 def has_imported(folder):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import HOSTILE, changed
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from image_classifier.checkpoints.reading import read_checkpoint
@@ -18,6 +19,7 @@ from image_classifier.cli import main
 from image_classifier.config import Config
 from image_classifier.data import LEFT_OUT
 from image_classifier.extensions import of_tools
+from image_classifier.metrics import Decision
 from image_classifier.presets import finetune
 from image_classifier.runtime.command_line import (
     parse,
@@ -33,6 +35,7 @@ TOOL = "image_classifier.tools.model_card"
 yaml_lines = pytest.importorskip(f"{TOOL}.markup").yaml_lines
 origin = pytest.importorskip(f"{TOOL}.origin")
 facts = pytest.importorskip(f"{TOOL}.facts")
+sections = pytest.importorskip(f"{TOOL}.sections")
 
 NAMES = (
     *HOSTILE,
@@ -136,6 +139,7 @@ def test_scores_and_intervals_are_those_of_the_predictions(finished):
     assert int(count) == max(counts) == pairs.count([classes.index(true), classes.index(taken)])
     images = {row[0]: row[1:] for row in cells(section(text, "## Images"))}
     assert sum(int(images[name][0]) for name in classes) == 64
+    assert "At most 64 images of each split were used." in section(text, "## Images")
     assert f"{sum(w.numel() for w in weights(finished)):,}, of step " in text
 
 
@@ -172,6 +176,7 @@ def test_training_images_are_counted_while_they_are_those_of_the_run(on_photos, 
     text = write(config.run.dir)
     assert "photos: 12 for training, 4 for validation." in text
     assert str(root) not in text
+    assert "At most" not in text
     assert "Only the last part of each path is shown." in section(text, "## Training")
     assert ["ant", "6", "2"] in cells(section(text, "## Images"))
     assert "2 of 2 classes have fewer than 30 training images; ant has 6." in text
@@ -196,7 +201,9 @@ def test_the_command_trains_with_the_same_config(config):
         same = {k: v for k, v in flatten(own).items() if not k.startswith(origin.OF_MACHINE)}
         wanted = same | {"data.root": root, "run.best_by": found.run.best_by}
         assert {k: v for k, v in flatten(found).items() if k in same} == wanted
-    assert len(shlex.split(origin.command_line(known))) < 16
+    words = shlex.split(origin.command_line(known))
+    assert len(words) < 16
+    assert {"--seed", "--run.patience"} < {*words}
 
 
 def test_a_page_that_was_changed_is_kept(finished, refusal, tmp_path):
@@ -219,9 +226,51 @@ def test_what_is_no_finished_run_is_refused_in_a_line(finished, refusal, tmp_pat
     folder = Path(finished.run.dir)
     assert "can't be read as a run" in refusal("model-card", tmp_path)
     assert "'GPL 3' is no identifier" in refusal("model-card", folder, "--license", "GPL 3")
-    (folder / "predictions.safetensors").unlink()
+    path = folder / "predictions.safetensors"
+    with safe_open(path, "pt") as file:
+        about = json.loads(file.metadata()["about"])
+    save_file(load_file(path), path, {"about": json.dumps(about | {"step": about["step"] + 1})})
+    assert "run its command again" in refusal("model-card", folder)
+    path.unlink()
     assert "has no predictions.safetensors" in refusal("model-card", folder)
     assert not (folder / "README.md").exists()
+
+
+def test_it_says_of_which_size_images_were_in_training_and_are_in_use():
+    config = changed(Config(), data__image_size=32, data__test_size=48)
+    loaded = SimpleNamespace(classes=("ant",), origin="of step 3")
+    about = {"name": "a", "num_weights": 1, "is_multi_label": False}
+    text = sections.about_section(SimpleNamespace(config=config, loaded=loaded, **about))
+    assert "- input: 48 x 48 pixels, 3 channels\n- trained with: 32 x 32 pixels\n" in text
+
+
+def test_it_tells_how_training_went_and_neither_the_machine_nor_files(monkeypatch):
+    monkeypatch.setattr(sections, "command_line", lambda _: "train")
+    known = {"torch": "2.14", "platform": "my machine", "changed": "M mine.py", "commit": ""}
+    run = SimpleNamespace(seconds=125.0, state="done")
+    config = changed(Config(), seed=7, epochs=2.5)
+    card = SimpleNamespace(config=config, environment=known, run=run)
+    text = sections.training_section(card)
+    rows = "- epochs: 2.5\n- seed: 7\n- time: 2:05 of training, without evaluations\n"
+    rows += "- ended: done\n- torch: 2.14\n\nThe code had changes that are not in the commit."
+    assert text.endswith(rows)
+
+
+def test_images_that_could_not_be_read_are_among_its_limits():
+    loaded = SimpleNamespace(decision=Decision(), classes=())
+    nothing = {"classes": [], "parts": {}, "test_metrics": {}, "is_multi_label": False}
+    known = {"config": Config(), "metrics": {"bad_images": 2}, "right": facts.Share(6, 8)}
+    text = sections.limits_section(SimpleNamespace(loaded=loaded, **nothing, **known))
+    assert text.endswith("\n- 2 validation images could not be read, and do not count.")
+
+
+def test_a_label_has_the_probability_from_which_on_it_counts():
+    loaded = SimpleNamespace(decision=Decision(thresholds=(0.25, 2.0)))
+    shares = facts.Share(1, 2), facts.Share(1, 1)
+    classes = [facts.ClassRow(name, *shares) for name in ("ant", "bee")]
+    card = SimpleNamespace(loaded=loaded, classes=classes, is_multi_label=True)
+    found = [(row[0], row[-1]) for row in cells(sections.class_table(card))[2:]]
+    assert found == [("ant", "25.0%"), ("bee", "never")]
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,16 @@ def test_no_other_start_is_advised_for_the_last_minutes_of_a_run():
     assert ["Try" in line for line in said] == [False, True]
 
 
+def test_what_the_model_may_gain_by_is_what_it_does_not_use_yet(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    data = SimpleNamespace(world=World(torch.device("cuda", 0)))
+    slow = changed(Config(), precision="fp32", compute__channels_last=False)
+    advice = "--precision bf16 or --compute.channels-last"
+    assert bottleneck.faster_model(slow, data) == f"{advice} or --compute.compile"
+    if hasattr(slow.compute, "parallel"):  # of the tool fsdp, which compiles nothing
+        assert bottleneck.faster_model(changed(slow, compute__parallel="fsdp"), data) == advice
+
+
 LAUNCHING = "Kernel launch overhead is the limit: 100 images/s, GPU utilization 27%. Try "
 
 

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,8 +19,25 @@ from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.datasets.source import Source
 from image_classifier.presets import PRESETS, shortened, smoke
+from image_classifier.runtime.distributed import World
 from image_classifier.tools.monitor import sanity_checks
 from image_classifier.train import train
+
+
+def test_every_check_is_made_and_knows_how_many_processes_share_a_batch(monkeypatch):
+    own = [name for name in vars(sanity_checks) if is_check(name)]
+    asked = {}
+    for name in own:
+        note = lambda *given, name=name: asked.update({name: given}) or name  # noqa: E731
+        monkeypatch.setattr(sanity_checks, name, note)
+    assert {*sanity_checks.find_mistakes(Mock(world=World(torch.device("cpu"), size=3)))} == {*own}
+    assert asked["small_batchnorm_batch"][-1] == asked["idle_options"][-1] == 3
+
+
+def is_check(name):
+    """Whether a function looks for a mistake: all of that module but the one that calls them."""
+    one = getattr(sanity_checks, name)
+    return getattr(one, "__module__", "") == sanity_checks.__name__ and name != "find_mistakes"
 
 
 @pytest.mark.parametrize("preset", PRESETS)

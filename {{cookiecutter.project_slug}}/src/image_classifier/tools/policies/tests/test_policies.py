@@ -147,6 +147,6 @@ def test_an_unknown_policy_is_refused_in_one_line(policy, refusal):
 
 
 def test_a_config_is_read_as_it_was_saved(config):
-    for policy in ("none", "randaugment-m30-n10"):
+    for policy in ("none", "randaugment-m30-n10", "randaugment-m5", "randaugment-n3"):
         own = changed(config, augment__policy=policy)
         assert unflatten(flatten(own)) == own

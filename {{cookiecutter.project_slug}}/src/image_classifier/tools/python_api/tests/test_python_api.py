@@ -14,6 +14,7 @@ import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -206,6 +207,22 @@ def test_of_several_gpus_only_the_one_that_is_named_is_used(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match="no driver"):
         open_device("cuda:4")
+
+
+def test_runs_are_loaded_on_the_device_that_is_asked_for(monkeypatch):
+    # As above.
+    from image_classifier.tools.python_api import classifier
+
+    open_device, one, several = Mock(return_value=torch.device("mps")), Mock(), Mock()
+    doubles = {"open_device": open_device, "load_model": one, "place_model": several}
+    for name, double in (doubles | {"need_tool": Mock()}).items():
+        monkeypatch.setattr(classifier, name, double)
+    load("a", device="mps")
+    load("a", "b", device="mps")
+    assert [call.args for call in open_device.call_args_list] == [("mps",)] * 2
+    for placed in (one, several):
+        _, compute, world = placed.call_args.args
+        assert (compute.device, world.device.type) == ("mps", "mps")
 
 
 def test_features_are_the_embeddings_of_predict(run, photos, paths, tmp_path):

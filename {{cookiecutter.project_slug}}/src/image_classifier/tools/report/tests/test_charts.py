@@ -56,3 +56,12 @@ def test_a_bar_is_as_high_as_the_accuracy_of_its_confidence():
     assert "<title>12 images: confidence 95.0%, accuracy 25.0%</title>" in chart
     (place,) = re.findall(r'<rect x="[\d.]+" y="([\d.]+)"', chart)
     assert float(place) == charts.BOTTOM - (charts.BOTTOM - charts.TOP) / 4
+    ((left, height),) = re.findall(r'<rect x="([\d.]+)" .* height="([\d.]+)"', chart)
+    begin = charts.RIGHT - (charts.RIGHT - charts.LEFT) / BINS  # of the last of its bins
+    assert float(left) == pytest.approx(begin, abs=1.1)
+    assert float(height) == charts.BOTTOM - float(place)
+
+
+def test_numbers_of_an_axis_are_short():
+    numbers = {1e-4: "0.0001", 2.5: "2.5", 9800: "9,800", 12_500: "12.5k", 3e6: "3M", 4e9: "4G"}
+    assert [charts.short(number) for number in numbers] == [*numbers.values()]

@@ -312,6 +312,11 @@ def test_heat_maps_of_mistakes_are_of_the_classes_that_were_predicted():
     assert classes == found.predicted[indices].tolist() != found.source.labels[indices].tolist()
 
 
+def test_classes_without_validation_images_are_told():
+    found = report.summary([], answers_of(ANIMALS, counts(4)), {"val/classes": 3}, "top1")
+    assert "<dd>3 of 4</dd><dt>classes with validation images</dt>" in found
+
+
 def test_the_config_is_what_is_not_usual_and_all_options_follow(tmp_path):
     own = {"optim__lr": 0.3, "run__best_by": "top1"}
     shown = page(tmp_path, answers_of(ANIMALS[:2], counts(2)), **own)

@@ -85,6 +85,7 @@ def assert_all_are_answered(client, run, photos):
             assert row["label"] == rows[path]["label"]
             assert row["probability"] == pytest.approx(rows[path]["probability"], abs=1e-5)
             assert [*row] == [*rows[path]]
+            assert len(row["top"]) == 2  # of five, if there were so many
     assert client.get("/health").json() == {
         "status": "ok",
         "classes": ["ant", "bee"],
@@ -132,12 +133,12 @@ def test_no_more_of_a_body_is_taken_than_an_image_may_have():
         async def stream(self):
             while len(taken) < 50:
                 taken.append(1)
-                yield bytes(100_000)
+                yield bytes(10_000)
 
     options = command.ServeOptions("run", max_megabytes=0.25)
     with pytest.raises(HTTPException, match=r"more than 0\.25 MB"):
         asyncio.run(service.receive(Endless(), options))
-    assert len(taken) == 3
+    assert len(taken) == 26
 
 
 def test_the_model_is_on_the_device_that_is_asked_for(monkeypatch):
@@ -148,6 +149,29 @@ def test_the_model_is_on_the_device_that_is_asked_for(monkeypatch):
     with pytest.raises(UserError):
         service.serve(command.ServeOptions("run", port=0, device="mps"))
     load.assert_called_once_with("run", device="mps")
+
+
+def test_workers_are_as_many_as_asked_for_or_as_cores_and_share_these(monkeypatch):
+    from image_classifier.tools.serve import command, service
+
+    build, threads = Mock(), Mock()
+    for name, double in {"load": Mock(), "build_app": build, "uvicorn": Mock()}.items():
+        monkeypatch.setattr(service, name, double)
+    monkeypatch.setattr(service, "num_cores", lambda: 8)
+    monkeypatch.setattr(service.torch, "set_num_threads", threads)
+    for workers in (0, 2, 100):
+        service.serve(command.ServeOptions("run", port=0, workers=workers))
+    assert [call.args[2] for call in build.call_args_list] == [8, 2, 100]
+    assert [call.args[0] for call in threads.call_args_list] == [1, 4, 1]
+
+
+def test_a_file_of_a_format_that_no_dataset_has_is_not_opened():
+    from image_classifier.tools.serve import service
+
+    assert service.pixels_of(None, png(30, 20)) == 600
+    file = io.BytesIO()
+    Image.new("L", (30, 20)).save(file, "PCX")
+    assert service.pixels_of(None, file.getvalue()) == 0
 
 
 def test_a_file_that_needs_a_tool_is_refused_as_one_that_cannot_be_read():
@@ -255,7 +279,16 @@ def test_a_service_that_is_asked_for_twice_what_it_can_do_goes_on_doing_what_it_
 def test_as_many_may_wait_as_all_workers_together_can_label_in_time():
     from image_classifier.tools.serve import command, service
 
-    model = Mock(classes=("ant",), predict=lambda *_: time.sleep(0.05) or {})
+    at_once, most = [], []
+
+    def predict(*_):
+        at_once.append(1)
+        most.append(len(at_once))
+        time.sleep(0.05)
+        at_once.pop()
+        return {}
+
+    model = Mock(classes=("ant",), predict=predict)
     app = service.build_app(model, command.ServeOptions("run", max_seconds=2), workers=4)
 
     async def ask():
@@ -267,6 +300,7 @@ def test_as_many_may_wait_as_all_workers_together_can_label_in_time():
             return {answer.status_code for answer in answers}
 
     assert asyncio.run(ask()) == {200}
+    assert max(most) == 4
 
 
 def test_paths_and_other_methods_lead_nowhere(client):

@@ -1,5 +1,7 @@
 """The command `preview`: a picture of what training sees, without training."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -114,8 +116,10 @@ def test_a_row_has_the_draws_of_the_first_step_of_its_epoch(config, monkeypatch)
         return lambda batch, step: steps.append(step) or augment(batch, step)
 
     monkeypatch.setattr(previews, "build_augment", build_noted)
+    monkeypatch.setattr(previews, "draw", drawn := Mock(wraps=previews.draw))
     preview(config, 2, 3)
     assert steps == [0, 4, 8]
+    assert drawn.call_args.args[0] == ["as they are", "epoch 1", "epoch 2", "epoch 3"]
 
 
 @pytest.mark.parametrize("words", ["--columns 0", "--rows 65", "--data.batch-size 100000"])

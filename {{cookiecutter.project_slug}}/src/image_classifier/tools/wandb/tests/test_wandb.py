@@ -29,7 +29,8 @@ def test_wandb_is_offline_without_a_key_and_is_sent_nothing_of_the_machine(
     note = "kept offline; to upload: " if is_offline else run.url
     monkeypatch.setenv("WANDB_MODE", mode)
     monkeypatch.setitem(sys.modules, "wandb", library)
-    assert open_tracker(tmp_path, {"optim.lr": 0.1}, 0).note.startswith(note)
+    tracker = open_tracker(tmp_path, {"optim.lr": 0.1}, 0)
+    assert tracker.note.startswith(note)
     if not mode:
         library.login.assert_called_with(prompt=False, verify=False)
     options = library.init.call_args.kwargs
@@ -38,6 +39,12 @@ def test_wandb_is_offline_without_a_key_and_is_sent_nothing_of_the_machine(
     private = dict.fromkeys([*disabled, "x_disable_stats"], True)
     private |= {"console": "off", "x_save_requirements": False}
     assert options["settings"].items() >= private.items()
+    assert options["config"] == {"optim.lr": 0.1}
+    tracker.log(7, {"val/top1": 0.5})
+    run.log.assert_called_once_with({"val/top1": 0.5}, step=7)
+    for is_done in (True, False):
+        tracker.close(is_done)
+    assert [call.kwargs for call in run.finish.call_args_list] == [{"exit_code": n} for n in (0, 1)]
 
 
 def test_a_disk_that_is_full_leaves_no_empty_name_of_the_run(tmp_path, monkeypatch):
