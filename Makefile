@@ -29,7 +29,7 @@ help:
 	@echo 'make test      run ruff, the import contract, and all tests'
 	@echo 'make docs      build the site of all pages in build/site; a broken link is an error'
 	@echo 'make faults    inject every fault of docs/faults.md; about an hour on 2 cores'
-	@echo 'make measure   measure again what README.md and docs/ show: 90 minutes, nothing beside'
+	@echo 'make measure   measure again what README.md and docs/ show: up to an hour, nothing beside'
 	@echo 'make figures   write the figures of README.md and docs/ from benchmarks/results/'
 	@echo 'make notebook  execute docs/first_project.ipynb, and keep its outputs; needs chromium'
 	@echo 'make format    let ruff fix and format the code'

@@ -1,7 +1,7 @@
 """Measure again what the README and docs/ show: one commit, one machine, one command.
 
     make measure                                            # on generated images
-    make measure WORDS='--flowers flowers --trash trash'    # all of it: about 90 minutes
+    make measure WORDS='--flowers flowers --trash trash'    # all of it: up to an hour
     make measure WORDS='--long --flowers flowers --trash trash --aerial aerial --timm timm'
     make measure WORDS='--long --only suites search'
     make measure WORDS=--amx                                # beside those of another CPU

@@ -190,7 +190,7 @@ def test_what_is_interrupted_or_killed_says_so_and_makes_nothing(monkeypatch, he
     with monkeypatch.context() as patch:
         patch.setattr(cli.subprocess, "Popen", lambda *_, **__: start(kill))
         assert cli.main(["--no-input"]) == 2
-    said = "ERROR: Hook script failed (exit status: -9); no project was made\n"
+    said = "ERROR: Hook script failed (exit status: -9); nothing was made or changed\n"
     assert capfd.readouterr().err == said
     with monkeypatch.context() as patch:
         patch.setattr(cli, "cookiecutter", Mock(side_effect=KeyboardInterrupt))

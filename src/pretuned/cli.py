@@ -109,7 +109,7 @@ def _check_environment(project: Path) -> None:
     words = ["make", "--no-print-directory", "--file=Makefile", "--file=-", "pretuned-venv"]
     rules = b"$(info VENV=$(VENV))\npretuned-venv: ; @:\n"
     told = subprocess.run(words, cwd=project, input=rules, capture_output=True, check=False)
-    found = re.findall(r"^VENV=(.*?) *$", os.fsdecode(told.stdout), re.MULTILINE)
+    found = re.findall(r"^VENV=(.*?)\s*$", os.fsdecode(told.stdout), re.MULTILINE)
     venv = found[-1] if found else ""  # where make fails, its check says why
     if not (project / venv).exists():
         raise OSError(f"{venv!a} is not there, and would be installed; VENV=PATH names another")
@@ -231,7 +231,7 @@ def _refused(error: Exception) -> int:
 def _line(error: Exception) -> str:
     """Return what went wrong in one line."""
     if isinstance(error, FailedHookException):
-        error = OSError(f"{error}; no project was made")
+        error = OSError(f"{error}; nothing was made or changed")
     if isinstance(error, shutil.Error):  # of a folder: a row for each file that was not copied
         error = OSError(f"{error.args[0][0][-1]}; no project was made")
     # Cookiecutter begins some of its messages with the word itself.
@@ -361,6 +361,8 @@ def _unwound_by_signals() -> Iterator[None]:
     """Let a signal, as of a terminal that is closed, end this as an exception would."""
 
     def end(number: int, _: object) -> None:
+        for other in ours:  # or a second one would end the removal of what is unfinished
+            signal.signal(other, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     is_main = threading.current_thread() is threading.main_thread()  # others may not do this

@@ -48,7 +48,7 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
 
         # Pretrained weights want images normalized as those that they were trained on.
         train_data = TrainData(config, world, pretrained.mean_std)
-        config, why_precision = settle(config, train_data, world, saved)  # no `auto` format, metric
+        config, why_precision = settle(config, train_data, world, saved)  # neither is `auto` now
         micro_batch = MicroBatch(config, world)
         val_data = train_data.open_split("val", micro_batch.size)
 

@@ -66,7 +66,7 @@ def joined(kind: str, known: dict[str, T], *others: dict[str, T]) -> dict[str, T
         if twice := sorted(found.keys() & table.keys()):
             raise UserError(
                 f"a tool adds the {kind} {twice[0]}, which is there: rename it in "
-                f"{getattr(table[twice[0]], '__globals__', {}).get('__name__', 'that tool')}"
+                f"{getattr(table[twice[0]], '__module__', 'that tool')}"
             )
         found |= table
     return found
@@ -83,7 +83,7 @@ def find_tool(module: str, name: str) -> ModuleType | None:
 
 
 def need_tool(module: str, name: str, what: str) -> ModuleType:
-    """The module `tools/<name>/<module>.py`, which `what` needs; UserError without it."""
+    """Find `tools/<name>/<module>.py`, which `what` needs, or raise `UserError`."""
     if (found := find_tool(module, name)) is None:
         raise UserError(f"{what} needs a tool that is not here: pretuned add {name}")
     return found

@@ -19,7 +19,8 @@ from ...config import Config
 from ...data import TrainData
 from ...errors import FaultError, UserError
 from ...runtime.distributed import World, join_world
-from ...runtime.files import remove_leftovers, write_json
+from ...runtime.files import write_json
+from ...runtime.launch import is_launched
 from ...runtime.run_dir import open_run
 from ...runtime.seeding import seed_everything
 from ...settle import settle
@@ -55,10 +56,9 @@ def learning_curve(config: Config) -> None:
         raise UserError("learning-curve is for images of one label each")
     if not config.run.init_from:
         raise UserError("learning-curve needs trained weights: --run.init-from FILE or pretrained")
+    if is_launched():
+        raise UserError("learning-curve is one process: start it without torchrun")
     with join_world(config.compute) as world, open_run(config, world):
-        if world.size > 1:
-            raise UserError("learning-curve is one process: start it without torchrun")
-        remove_leftovers(Path(config.run.dir), "learning_curve.*")
         images = features_of(config, world)
         rows = curve_of(images, config.seed)
         print("training images  top-1 of a linear probe")

@@ -16,7 +16,7 @@ from ...config import Config
 from ...errors import UserError, choose
 from ...runtime.config_dict import changed_knobs, flatten, words_of
 from ...runtime.distributed import join_world
-from ...runtime.files import remove_leftovers, write_json, write_text
+from ...runtime.files import write_json, write_text
 from ...runtime.launch import is_launched, num_processes
 from ...runtime.machine import device_name
 from ...runtime.run_dir import environment, open_run
@@ -57,7 +57,6 @@ def bench(  # noqa: PLR0917 - what to measure
     began = time.monotonic()
     folder = Path(config.run.dir)
     with kept_switches(), join_world(config.compute) as world, open_run(config, world):
-        remove_leftovers(folder, "bench.*")
         datasets = DatasetCache(world)
         best = Row("best")
         try:

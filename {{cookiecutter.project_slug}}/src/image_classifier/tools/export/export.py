@@ -49,7 +49,10 @@ def export(options: ExportOptions) -> None:
     data = replace(data, root=options.root or data.root, image_size=data.eval_size)
     source = trained.check_images(open_dataset(data, options.split), options.split)
     run = Path(options.run)
-    home = run if run.is_dir() else run.parents[run.parent.name == "checkpoints"]
+    home = run if run.is_dir() else run.parent
+    above = home.absolute().parent
+    if home.absolute().name == "checkpoints" and (above / "config.json").is_file():
+        home = above
     folder = Path(options.out or home / "export")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -102,7 +102,8 @@ class ExportModule(nn.Module):
         channels = self.data.channels
         example = torch.zeros(2, channels, side, side)
         if not self.is_raw:
-            sizes |= {1: Dim("height", min=1, max=MAX_SIDE), 2: Dim("width", min=1, max=MAX_SIDE)}
+            sizes[1] = Dim("height", min=1, max=MAX_SIDE)
+            sizes[2] = Dim("width", min=1, max=MAX_SIDE)
             example = torch.zeros((2, side + 8, side + 16, channels), dtype=self.dtype)
         with torch.no_grad():
             program = torch.export.export(self, (example,), dynamic_shapes=(sizes,))

@@ -68,7 +68,8 @@ def onnx(module: ExportModule) -> tuple[bytes, Predict]:
     content = graph.model_proto.SerializeToString()
     check_model(content, full_check=True)
     session = InferenceSession(content, providers=["CPUExecutionProvider"])
-    return content, lambda batch: torch.from_numpy(session.run(None, {"images": batch.numpy()})[0])
+    name = module.names[0]
+    return content, lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
 
 
 def pt2(module: ExportModule) -> tuple[bytes, Predict]:

@@ -19,7 +19,7 @@ from ...errors import UserError
 from ...extensions import find_tool
 from ...models import begin_at_zero
 from ...runtime.distributed import World, join_world
-from ...runtime.files import remove_leftovers, write_json, write_text
+from ...runtime.files import write_json, write_text
 from ...runtime.launch import UNCLEARED
 from ...runtime.out_of_memory import MicroBatch
 from ...runtime.run_dir import open_run
@@ -63,7 +63,6 @@ def find_lr(config: Config, command: str, lrs: list[float]) -> RangeTest:
     with join_world(config.compute, config.run.timeout_seconds) as world, open_run(config, world):
         if world.local_rank == 0:  # a restart out of memory is no fresh one
             (folder / UNCLEARED).unlink(missing_ok=True)
-            remove_leftovers(folder, "lr.*")
         result = analyze(lrs, losses_at(lrs, config, world))
         if world.is_main:
             write_json(folder / "lr.json", vars(result))

@@ -63,7 +63,7 @@ def open_mfu(setup: Setup) -> tuple[str, Callable[[Speed], float] | None]:
     )
 
     def mfu(speed: Speed) -> float:
-        """Model FLOPs utilization, https://arxiv.org/abs/2204.02311: they grow with the area."""
+        """Model FLOPs utilization, https://arxiv.org/abs/2204.02311; FLOPs grow with the area."""
         image_flops = flops * TRAINING_PASSES * (speed.image_size / full_size) ** 2
         return speed.images_per_second * image_flops / (peak * setup.world.size)
 

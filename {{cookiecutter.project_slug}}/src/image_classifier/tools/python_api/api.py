@@ -14,7 +14,7 @@ from ...config import Config
 from ...errors import UserError
 from ...runtime.command_line import parse, take_preset
 from ...runtime.config_dict import words_of
-from ...runtime.launch import BEGAN, RESTART_COUNTS
+from ...runtime.launch import BEGAN
 
 if TYPE_CHECKING:
     from ...evaluate import Scores
@@ -75,16 +75,12 @@ def fit(config: Config) -> "Scores":
     from ...train import train
 
     os.environ[BEGAN] = str(time.monotonic())  # a time limit is of the last call
-    try:
-        while True:
-            try:
-                return train(config)
-            except OutOfMemoryError as error:
-                print(error, flush=True)
-            finally:
-                gc.collect()  # the run may be in reference cycles, with all that it holds
-                torch.cuda.empty_cache()  # does nothing if no GPU is in use
-            os.environ[RESTART_COUNTS[0]] = "1"  # the time that was saved is of this call
-            config = replace(config, run=replace(config.run, fresh=False))
-    finally:
-        os.environ.pop(RESTART_COUNTS[0], None)
+    while True:
+        try:
+            return train(config)
+        except OutOfMemoryError as error:
+            print(error, flush=True)
+        finally:
+            gc.collect()  # the run may be in reference cycles, with all that it holds
+            torch.cuda.empty_cache()  # does nothing if no GPU is in use
+        config = replace(config, run=replace(config.run, fresh=False))

@@ -137,10 +137,11 @@ def label_image(
 
 def pixels_of(model: Classifier, content: bytes) -> int:
     """How many pixels the header of an image file speaks of; 0 where it can't be read."""
-    found = [0]
+    pixels = 0
 
     def note(height: int, width: int, _: int) -> None:
-        found.append(height * width)
+        nonlocal pixels
+        pixels = height * width
         raise ValueError("that is all to know: nothing is decoded")
 
     try:
@@ -151,4 +152,4 @@ def pixels_of(model: Classifier, content: bytes) -> int:
     except Exception:  # Pillow raises many kinds; `predict` says what is wrong
         with suppress(Exception):  # so do libraries of arrays, if there is the tool
             function("decoder", "read_array")(content, model.trained.config.data.channels, note)
-    return found[-1]
+    return pixels

@@ -4,7 +4,6 @@ import gc
 import io
 import json
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -28,8 +27,7 @@ from image_classifier.cli import main
 from image_classifier.data import BadImageError, TrainData
 from image_classifier.errors import UserError
 from image_classifier.runtime import distributed
-from image_classifier.runtime.launch import BEGAN, RESTART_COUNTS
-from image_classifier.runtime.out_of_memory import OutOfMemoryError
+from image_classifier.runtime.launch import BEGAN
 from image_classifier.tools.python_api.api import (
     configure,
     fit,
@@ -213,7 +211,9 @@ def test_runs_are_loaded_on_the_device_that_is_asked_for(monkeypatch):
     # As above.
     from image_classifier.tools.python_api import classifier
 
-    open_device, one, several = Mock(return_value=torch.device("mps")), Mock(), Mock()
+    open_device = Mock(return_value=torch.device("mps"))
+    one = Mock()
+    several = Mock()
     doubles = {"open_device": open_device, "load_model": one, "place_model": several}
     for name, double in (doubles | {"need_tool": Mock()}).items():
         monkeypatch.setattr(classifier, name, double)
@@ -310,24 +310,6 @@ def test_a_run_that_is_over_keeps_no_images_in_memory(config, monkeypatch):
 def test_time_limits_are_of_this_run_and_not_of_the_program(config, monkeypatch):
     monkeypatch.setenv(BEGAN, str(time.monotonic() - 3600))
     fit(changed(config, run__max_minutes=30, data__limit=32, epochs=1))
-
-
-def test_the_time_before_a_lack_of_memory_counts_once(config, monkeypatch):
-    tools = "image_classifier.tools"
-    limit = pytest.importorskip(f"{tools}.finish_in_time.limit")
-    monkeypatch.setenv(BEGAN, "0")  # so that it is as before at the end
-    spent = []
-
-    def train(_):
-        os.environ[BEGAN] = str(time.monotonic() - 60)  # that of this call, which saved at its end
-        spent.append(limit.Deadline(3600, 60.0 * len(spent)).seconds)
-        if len(spent) == 1:
-            raise OutOfMemoryError
-
-    monkeypatch.setattr(train_module, "train", train)
-    fit(config)
-    assert spent == pytest.approx([60, 60], abs=5)
-    assert RESTART_COUNTS[0] not in os.environ
 
 
 def test_a_run_out_of_memory_goes_on_with_half_the_micro_batch(config, monkeypatch, capsys):

@@ -154,7 +154,8 @@ def test_the_model_is_on_the_device_that_is_asked_for(monkeypatch):
 def test_workers_are_as_many_as_asked_for_or_as_cores_and_share_these(monkeypatch):
     from image_classifier.tools.serve import command, service
 
-    build, threads = Mock(), Mock()
+    build = Mock()
+    threads = Mock()
     for name, double in {"load": Mock(), "build_app": build, "uvicorn": Mock()}.items():
         monkeypatch.setattr(service, name, double)
     monkeypatch.setattr(service, "num_cores", lambda: 8)
@@ -279,7 +280,8 @@ def test_a_service_that_is_asked_for_twice_what_it_can_do_goes_on_doing_what_it_
 def test_as_many_may_wait_as_all_workers_together_can_label_in_time():
     from image_classifier.tools.serve import command, service
 
-    at_once, most = [], []
+    at_once = []
+    most = []
 
     def predict(*_):
         at_once.append(1)
