@@ -364,18 +364,16 @@ def test_the_score_that_it_says_is_that_of_the_classes_of_images_with_a_label(
 
 
 def test_a_checkpoint_is_exported_to_the_folder_of_its_run(run, tmp_path):
-    of_run = tmp_path / "run" / "checkpoints"
-    alone = tmp_path / "checkpoints"
-    for folder in (of_run, alone):
-        folder.mkdir(parents=True)
-        shutil.copy(Path(run, "checkpoints", "best.pt"), folder)
-    (tmp_path / "run" / "config.json").touch()
-    for folder in (of_run, alone):
-        words = ["--format", "safetensors", "--images", "1"]
-        assert main(["export", str(folder / "best.pt"), *words]) == 0
-    for folder in (of_run.parent, alone):
+    Path(run, "config.json").touch()
+    of_run = Path(run, "checkpoints", "best.pt")
+    alone = tmp_path / "checkpoints" / "best.pt"
+    alone.parent.mkdir()
+    shutil.copy(of_run, alone)
+    for path in (of_run, alone):
+        assert main(["export", str(path), "--format", "safetensors", "--images", "1"]) == 0
+    for folder in (Path(run), alone.parent):
         assert (folder / "export" / "model.safetensors").exists()
-    assert not (of_run / "export").exists()
+    assert not (of_run.parent / "export").exists()
 
 
 def test_a_file_has_its_name_only_once_it_is_whole(run, monkeypatch, capsys):
