@@ -107,11 +107,12 @@ def open_setup(config: Config, datasets: DatasetCache, budget: Budget) -> tuple[
     streamed.close()
     images = {"data.where": data.where, "data.workers": streamed.workers}
     size = max(1, config.data.batch_size // num_processes(config.run, config.compute))
+    once = replace(budget, rounds=(1, 1))
     while True:
         config = with_knobs(config, images | {"data.batch_size": size})
         data = datasets.open(config)
         preset = Variant(config)
-        measure({"preset": preset}, datasets, replace(budget, rounds=(1, 1)), 0)
+        measure({"preset": preset}, datasets, once, 0)
         if not preset.rate:
             raise UserError(f"the preset can't be trained as it stands: {preset.failure}")
         less = affordable_batch_size(size, config.optim.accumulate, preset.rate, budget)

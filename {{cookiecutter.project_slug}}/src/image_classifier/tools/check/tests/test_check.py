@@ -14,11 +14,7 @@ from PIL import Image
 
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
-from image_classifier.data import (
-    DATASETS,
-    Source,
-    open_dataset,
-)
+from image_classifier.data import DATASETS, Source, open_dataset
 from image_classifier.errors import UserError
 from image_classifier.tools.check import check as checking
 from image_classifier.tools.check import survey
