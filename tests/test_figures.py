@@ -1,6 +1,7 @@
 """Figures come from results, results name the code they are of, configs spell out all knobs."""
 
 import ast
+import json
 import re
 from argparse import Namespace
 
@@ -68,6 +69,18 @@ def test_every_result_that_needs_no_gpu_is_measured_again_by_make_measure():
     for name, script in again.items():
         result = measurements.load(name)
         assert result["script"] == f"benchmarks/{script}.py"
+
+
+@pytest.mark.parametrize("measured", [{}, {"ours": {}}])
+def test_a_command_of_which_all_failed_gives_no_result(tmp_path, monkeypatch, measured):
+    script = tmp_path / "benchmarks" / "some.py"
+    script.parent.mkdir()
+    result = json.dumps({"measured": measured})
+    script.write_text(f"from pathlib import Path; Path('some.json').write_text({result!r})\n")
+    monkeypatch.setattr(measure, "ROOT", tmp_path)
+    monkeypatch.setattr(measure, "MEASURED", tmp_path)
+    monkeypatch.setattr(measure, "OF_THIS_ENVIRONMENT", ("some",))
+    assert measure.measure("some", "some") is bool(measured)
 
 
 @pytest.mark.parametrize(
