@@ -110,9 +110,8 @@ def late_gain(late: Tensor, best: Predictions, since: float, is_later: bool) -> 
 
 def gain_of(earlier: Tensor, best: Predictions) -> Mean:
     """The share of images that the best weights have gained, with bounds of 95 % confidence."""
-    (counted, before), (_, after) = (
-        counted_and_correct(found, best.source.labels) for found in (earlier, best.predicted)
-    )
+    counted, before = counted_and_correct(earlier, best.source.labels)
+    _, after = counted_and_correct(best.predicted, best.source.labels)
     gained = int((after & ~before).sum())
     lost = int((before & ~after).sum())
     return by_images(lost, gained, int(counted.sum()))

@@ -175,10 +175,10 @@ def openvino(content: bytes, module: ExportModule, stem: str) -> tuple[dict[str,
         model.set_rt_info(json.dumps(value), ["about", key])
     with TemporaryDirectory() as folder:
         save_model(model, f"{folder}/{stem}.xml", compress_to_fp16=False)
-        names = (f"{stem}.bin", f"{stem}.xml")  # a graph gets its name after its weights
-        weights, graph = (Path(folder, name).read_bytes() for name in names)
+        weights = Path(folder, f"{stem}.bin").read_bytes()
+        graph = Path(folder, f"{stem}.xml").read_bytes()
     # Some processors round float32 to 16 bits otherwise.
     exact = {"INFERENCE_PRECISION_HINT": "f32"}
     compiled = core.compile_model(core.read_model(graph, weights), "CPU", exact)
-    contents = dict(zip(names, (weights, graph), strict=True))
+    contents = {f"{stem}.bin": weights, f"{stem}.xml": graph}  # written in this order
     return contents, lambda images: torch.from_numpy(compiled(images.numpy())[0].copy())

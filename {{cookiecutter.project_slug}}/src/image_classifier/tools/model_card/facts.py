@@ -197,8 +197,8 @@ def open_parts(loaded: LoadedModel, has_test: bool) -> dict[str, Part]:
     try:
         train = open_part(loaded, "train")
         # A space separates what says that they are prepared.
-        now, was = (text.partition(" ")[0] for text in (train.fingerprint(), loaded.fingerprint))
-        if now != was:
+        now = train.fingerprint().partition(" ")[0]
+        if now != loaded.fingerprint.partition(" ")[0]:
             return {}
         parts = {"training": train} | ({"test": open_part(loaded, "test")} if has_test else {})
     except (UserError, OSError):

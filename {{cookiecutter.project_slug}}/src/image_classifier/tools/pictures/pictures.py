@@ -52,5 +52,6 @@ def confusion_image(confusion: Tensor, classes: Sequence[str] = ()) -> np.ndarra
 
 def denormalize(images: Tensor, source: Source) -> Tensor:
     """Normalized images as pixels of 8 bits: (batch, channels, ...) -> (batch, ..., channels)."""
-    mean, std = (torch.tensor(values, device=images.device) for values in (source.mean, source.std))
+    mean = torch.tensor(source.mean, device=images.device)
+    std = torch.tensor(source.std, device=images.device)
     return (images.permute(0, 2, 3, 1) * std + mean).mul(255).round().clamp(0, 255).byte()

@@ -53,7 +53,7 @@ def class_table(predictions: Predictions, has_all: bool) -> str:
     `has_all`: the average precision too, which takes a while for many images and classes.
     """
     classes = predictions.source.classes
-    precision, recall, f1, images = (row.tolist() for row in class_scores(predictions))
+    precision, recall, f1, images = class_scores(predictions).tolist()
     average = average_precisions(predictions) if has_all else [math.nan] * len(classes)
     columns = [classes, recall, precision, f1, average, map(int, images)]
     heads = ["class", "recall", "precision", "F1", "average precision", "images"]
