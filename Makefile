@@ -26,7 +26,7 @@ export RUFF_NO_CACHE := true
 
 help:
 	@echo 'make demo      make a project in $(DEMO) and train it'
-	@echo 'make test      run ruff, the import contract, and all tests'
+	@echo 'make test      run ruff, the import contract, pyrefly, and all tests'
 	@echo 'make docs      build the site of all pages in build/site; a broken link is an error'
 	@echo 'make faults    inject every fault of docs/faults.md; about an hour on 2 cores'
 	@echo 'make measure   measure again what README.md and docs/ show: up to an hour, nothing beside'
@@ -49,6 +49,7 @@ test: $(INSTALLED)
 	'$(BIN)/ruff' check
 	'$(BIN)/ruff' format --check
 	cd '$(PROJECT)' && PYTHONPATH=src '$(BIN)/lint-imports' --no-cache
+	'$(BIN)/pyrefly' check --python-interpreter-path '$(BIN)/python' --min-severity error
 	'$(BIN)/python' -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	    --ignore tests/test_renders.py  # or the longest files, of one test each, come last
 	'$(BIN)/python' -m pytest tests/test_renders.py  # starts as many processes by itself

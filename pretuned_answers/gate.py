@@ -39,6 +39,7 @@ class Gate(Extension):
         environment.filters["accepted"] = _accepted
         # For the hooks. `cookiecutter._repo_dir` is relative if the user said `cookiecutter .`,
         # and a hook runs in the new folder.
+        # pyrefly: ignore[unsupported-operation]  # it takes any value
         environment.globals["template_folder"] = str(TEMPLATE_FOLDER)
         self._own_markup = _own_markup()
 

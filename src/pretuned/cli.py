@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -204,8 +204,8 @@ def _render_again(answers: dict[str, object], output_dir: Path) -> Path:
         if key == "tools" and isinstance(value, list) and all(isinstance(x, str) for x in value):
             given |= _named_tools(", ".join(value))
             continue
-        kinds = {bool: bool, list: str}.get(type(default), str)
-        if not isinstance(value, kinds) or (isinstance(default, list) and value not in default):
+        kind = bool if isinstance(default, bool) else str
+        if not isinstance(value, kind) or (isinstance(default, list) and value not in default):
             raise RefusedError(f"pyproject.toml has no such answer: {key} = {value!a}")
         given[key] = value
     check(given)
@@ -311,7 +311,7 @@ def _named_tools(names: str) -> dict[str, object]:
     }
 
 
-def _choice(key: str, value: str, choices: dict[str, object]) -> object:
+def _choice(key: str, value: str, choices: Mapping[str, object]) -> object:
     """Return what `value` stands for, whatever its case."""
     if value.lower() not in choices:
         words = choices if choices is _YES_NO else map(str, choices.values())
@@ -345,6 +345,7 @@ def _render(given: dict[str, object], output_dir: Path, *, no_input: bool) -> Pa
                 no_input=no_input,
                 extra_context=given,
                 output_dir=unfinished,
+                # pyrefly: ignore[bad-argument-type]  # it takes a dict, too
                 default_config={"replay_dir": scratch, "cookiecutters_dir": scratch},
             )
         finally:

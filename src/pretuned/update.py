@@ -79,8 +79,8 @@ class Tools:
             RefusedError: if there is no such tool, or one that stays needs one that goes.
         """
         before = answers.get("tools", UNASKED["tools"])
-        is_size = isinstance(before, str)
-        had = tools.chosen(tools.TEMPLATE, before) if is_size else self.named(before)
+        is_list = isinstance(before, list)
+        had = self.named(before) if is_list else tools.chosen(tools.TEMPLATE, str(before))
         gone = {*self.named(self.remove)}
         wanted = {*had, *self.named(self.add)} - gone
         for name in sorted(wanted):
@@ -195,8 +195,9 @@ class Repository:
 
     def forget_index(self) -> None:
         """Begin with an empty index; a lock on it is of an update that was killed."""
-        for name in (self.private.name, f"{self.private.name}.lock"):
-            self.private.with_name(name).unlink(missing_ok=True)
+        if self.private:
+            self.private.unlink(missing_ok=True)
+            self.private.with_name(f"{self.private.name}.lock").unlink(missing_ok=True)
 
     def keep(self, folder: Path) -> Files:
         """Put the files of a folder into git."""
@@ -552,7 +553,7 @@ def sides_of(repository: Repository, render: Render, base: str, change: Tools) -
         if tool_of(path) in back or (path not in gone and tool_of(path) not in deleted)
     }
     made = {path: file for path, file in made.items() if path not in gone}
-    return Sides(*map(repository.tree, (made, mine, left)), new)
+    return Sides(repository.tree(made), repository.tree(mine), repository.tree(left), new)
 
 
 def with_own_package(made: Files, mine: Files, new: Files) -> Files:
@@ -592,7 +593,7 @@ def made_now(repository: Repository, render: Render, answers: Answers, version: 
 
 def numbers(version: str) -> tuple[int, ...]:
     """The numbers that a version begins with."""
-    return tuple(map(int, re.match(r"[\d.]+\d|\d", version)[0].split(".")))
+    return tuple(map(int, re.split(r"\.?[a-z]", version)[0].split(".")))
 
 
 def tool_of(path: str) -> str:
@@ -635,7 +636,9 @@ def plan(repository: Repository, render: Render, base: str, change: Tools) -> Up
     own = repository.files("HEAD:./").get(MANIFEST)
     if manifest(repository) != {path: file.blob for path, file in sides.all_new.items()}:
         own = repository.manifest(sides.all_new)
-    project = repository.files(merged) | {MANIFEST: own}
+    project = repository.files(merged)
+    if own:
+        project[MANIFEST] = own
     rows = repository.changes("HEAD:./", repository.tree(project))
     if len(rows) > 1:  # it goes without saying that the manifest changes, too
         rows = [row for row in rows if row[1:] != [MANIFEST]]
@@ -688,7 +691,7 @@ def carry_out(
     pending = repository.pending_update()
     head = repository.files("HEAD")
     there = head if pending is None else repository.half_written(pending)
-    if there != head:
+    if pending is not None and there != head:
         start = repository.tree(there)
     else:  # nothing was killed, or it had written nothing, or that was undone
         left = repository.git("status", "--porcelain", "--untracked-files=all", "--", ".")

@@ -1,14 +1,14 @@
 """Train an image classifier: `train.py` tells the story, `config.py` lists the knobs."""
 
 import os
+from typing import Any
 
-# Threads of torch that have nothing to do spin for about a millisecond before they sleep, on the
-# very cores that data workers decode on. libgomp reads this when torch is imported.
+# Idle threads of torch would spin on the cores of data workers. libgomp reads this when imported.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever a tool offers
     """What a tool offers to programs: `from <package> import load`."""
     from .extensions import function
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard, cast, overload
 
 import numpy as np
 import torch
@@ -24,10 +24,10 @@ from ...runtime.machine import num_cores
 from ..predict.rows import Row, judge, unread
 from ..torch_dataset.conversion import to_pixels
 
-# A path, an open file or its content, a PIL image, or uint8 or uint16 pixels: an array (height,
-# width, channels) or a tensor (channels, height, width).
-OneImage = str | os.PathLike[str] | BinaryIO | bytes | Image.Image | np.ndarray | Tensor
-Images = OneImage | Iterable[OneImage]  # an array or a tensor of four dimensions is several
+ImageFile = str | os.PathLike[str] | BinaryIO | bytes | Image.Image  # of bytes: its content
+Pixels = np.ndarray | Tensor  # (height, width, channels), (channels, height, width): uint8, uint16
+OneImage = ImageFile | Pixels
+Images = OneImage | Iterable[OneImage]  # pixels of four dimensions are several
 Part = tuple[list[OneImage], Tensor, list[str]]  # images, (count, channels, side, side), errors
 
 
@@ -52,6 +52,14 @@ class Classifier:
         """Where the model is."""
         return self.trained.precision.device
 
+    @overload
+    def predict(self, images: ImageFile, top_k: int = 5, batch_size: int = 64) -> Row: ...
+    @overload  # of four dimensions: list[Row]
+    def predict(self, images: Pixels, top_k: int = 5, batch_size: int = 64) -> Any: ...  # noqa: ANN401
+    @overload
+    def predict(
+        self, images: Iterable[OneImage], top_k: int = 5, batch_size: int = 64
+    ) -> list[Row]: ...
     def predict(self, images: Images, top_k: int = 5, batch_size: int = 64) -> Row | list[Row]:
         """What the model says of an image, or of each of several, as `predict --out` has it.
 
@@ -124,9 +132,9 @@ class Classifier:
             raise UserError(f"batch_size {batch_size} is not 1 or more")
         data = self.trained.config.data
         shape = (data.eval_size, data.eval_size, data.channels)
-        images = iter([images] if is_one(images) else images)
+        left = each_of(images)
         with ThreadPoolExecutor(num_cores()) as pool:
-            while part := list(islice(images, batch_size)):
+            while part := list(islice(left, batch_size)):
                 with torch.inference_mode(False):  # that of a caller is not that of the threads
                     pixels = torch.empty((len(part), *shape), dtype=dtype_of(data.bits))
                 errors = list(pool.map(self._fill, pixels, part))
@@ -148,7 +156,8 @@ def load_runs(runs: list[str], device: str) -> Classifier:
     """The trained model of a run, or of several; see `load`."""
     place = open_device(device)
     world = World(place)
-    compute = ComputeConfig(device=place.type)
+    kind: Any = place.type  # one that the config knows
+    compute = ComputeConfig(device=kind)
     if len(runs) == 1:
         return Classifier(load_model(runs[0], compute, world))
     tool = need_tool("ensemble", "ensemble", "to load several runs as one")
@@ -173,7 +182,12 @@ def open_device(name: str) -> torch.device:
     return choose_device(kind, int(number or 0), 1)[0]
 
 
-def is_one(images: Any) -> bool:  # noqa: ANN401 - of any kind
+def each_of(images: Images) -> Iterator[OneImage]:
+    """The only image, or each of several."""
+    return iter([images] if is_one(images) else cast("Iterable[OneImage]", images))
+
+
+def is_one(images: Images) -> TypeGuard[OneImage]:
     """Whether it is one image, and not several."""
     if isinstance(images, np.ndarray | Tensor):
         return images.ndim < 4
