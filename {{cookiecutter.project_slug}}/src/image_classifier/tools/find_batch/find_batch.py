@@ -25,6 +25,7 @@ from ...errors import FaultError, UserError
 from ...extensions import find_tool
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text
+from ...runtime.launch import is_launched
 from ...runtime.machine import device_name, host_memory_bytes
 from ...runtime.out_of_memory import is_out_of_memory
 from ...runtime.platform import hand_back_memory, peak_memory_bytes
@@ -214,10 +215,10 @@ def find_batch(config: Config, training: ByCommand, at_most: int, processes: int
         UserError: if the config, the data or the folder is unusable, or torchrun started this.
         FaultError: if not even one image fits.
     """
+    if is_launched():
+        raise UserError("find-batch measures one process: start it without torchrun")
     folder = Path(config.run.dir)
     with join_world(config.compute, config.run.timeout_seconds) as world, open_run(config, world):
-        if world.size > 1:
-            raise UserError("find-batch measures one process: start it without torchrun")
         one = replace(config.data, workers=0, prefetch_batches=1)
         one = replace(one, batch_size=config.data.batch_size // processes)
         config = replace(config, data=one)

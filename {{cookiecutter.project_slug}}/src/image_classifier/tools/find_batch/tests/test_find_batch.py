@@ -1,6 +1,7 @@
 """The batch-size finder: which sizes it tries, where it stops, what it concludes."""
 
 import json
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -9,7 +10,7 @@ from conftest import changed, mixed
 
 from image_classifier.cli import main
 from image_classifier.data import TrainData
-from image_classifier.errors import FaultError
+from image_classifier.errors import FaultError, UserError
 from image_classifier.extensions import find_tool
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.find_batch import (
@@ -274,3 +275,10 @@ def test_the_command_writes_two_files_and_says_what_to_try(tmp_path, monkeypatch
 def test_memory_is_told_in_units_of_2_to_the_30_bytes():
     assert finding.gigabytes(11.2 * 2**30) == "11.2 GB"
     assert finding.gigabytes(0.42 * 2**30) == "0.42 GB"
+
+
+def test_under_torchrun_nothing_is_measured_or_written(config, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="without torchrun"):
+        finding.find_batch(config, Mock(), 0, 1)
+    assert not Path(config.run.dir).exists()
