@@ -111,7 +111,7 @@ def main() -> None:
     make_peers()
     begun = time.monotonic()
     failed = [name for name, words in rows if not measure(name, words)]
-    for path in MEASURED.glob("*.json"):
+    for path in filter(has_figures, MEASURED.glob("*.json")):
         shutil.copy(path, measurements.RESULTS)
     subprocess.run([sys.executable, "benchmarks/figures.py"], cwd=ROOT, check=True)
     print(f"{len(rows) - len(failed)} of {len(rows)} measured in {clock(time.monotonic() - begun)}")
@@ -143,7 +143,7 @@ def make_peers() -> None:
 def measure(name: str, words: str) -> bool:
     """Run one script, unless its result is there and not stale; whether it is there then."""
     path = MEASURED / f"{name}.json"
-    if path.exists() and not measurements.staleness(json.loads(path.read_text())):
+    if has_figures(path) and not measurements.staleness(json.loads(path.read_text())):
         return True
     path.unlink(missing_ok=True)
     print(f"\n== {name}: {words}", flush=True)
@@ -159,10 +159,13 @@ def measure(name: str, words: str) -> bool:
         result["title"] += ", on a CPU with AMX"
         path.write_text(measurements.as_text(result), encoding="utf-8")
         found.unlink()
-    if path.exists() and not json.loads(path.read_text(encoding="utf-8"))["measured"]:
-        path.unlink()  # all that it compares failed: an older result is worth more
     print(f"== {name}: {clock(time.monotonic() - begun)}", flush=True)
-    return path.exists()
+    return has_figures(path)
+
+
+def has_figures(path: Path) -> bool:
+    """Whether a result is there, and not all that it compares has failed."""
+    return path.exists() and bool(json.loads(path.read_text(encoding="utf-8"))["measured"])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 Both are the command `search` on `shapes` as it is, with ASHA's own rungs: at a ninth and at a third
 of each trial. They try the same learning rates, in an order of the seed; a round is a seed, for the
 order as for the weights. Steps are counted and not seconds, so that nothing depends on what else
-the machine does; each trial, and each that goes on after a pause, also costs a process's start.
+the machine does; each trial also costs a process's start.
 
 Prints and writes `results/search.json`.
 """

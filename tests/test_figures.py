@@ -72,15 +72,21 @@ def test_every_result_that_needs_no_gpu_is_measured_again_by_make_measure():
 
 
 @pytest.mark.parametrize("measured", [{}, {"ours": {}}])
-def test_a_command_of_which_all_failed_gives_no_result(tmp_path, monkeypatch, measured):
+def test_a_command_of_which_all_failed_gives_no_result_and_runs_again(
+    tmp_path, monkeypatch, measured
+):
     script = tmp_path / "benchmarks" / "some.py"
     script.parent.mkdir()
-    result = json.dumps({"measured": measured})
+    result = json.dumps({"measured": measured, "runs": 1})
     script.write_text(f"from pathlib import Path; Path('some.json').write_text({result!r})\n")
+    there = tmp_path / "some.json"
+    there.write_text(json.dumps({"measured": measured, "runs": 0}))
     monkeypatch.setattr(measure, "ROOT", tmp_path)
     monkeypatch.setattr(measure, "MEASURED", tmp_path)
     monkeypatch.setattr(measure, "OF_THIS_ENVIRONMENT", ("some",))
+    monkeypatch.setattr(measurements, "staleness", lambda _: "")
     assert measure.measure("some", "some") is bool(measured)
+    assert json.loads(there.read_text())["runs"] == (not measured)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,11 @@ def test_no_test_has_the_package_as_a_variable_which_a_fixture_may_be_called():
         assert not re.search(r"^ *import image_classifier$", text, re.MULTILINE), path
 
 
+def test_the_type_checker_finds_each_path_that_it_is_to_read():
+    for pattern in pyproject(ROOT)["tool"]["pyrefly"]["project-includes"]:
+        assert len([*ROOT.glob(pattern)]) == 1, pattern  # it says nothing of one that is not there
+
+
 def test_an_installed_wheel_renders_the_same_bytes(tmp_path):
     version = pyproject(PROJECT)["tool"]["pretuned"]["version"]
     build = ("-m", "hatchling", "build", "-t")

@@ -195,9 +195,9 @@ class Repository:
 
     def forget_index(self) -> None:
         """Begin with an empty index; a lock on it is of an update that was killed."""
-        if self.private:
-            self.private.unlink(missing_ok=True)
-            self.private.with_name(f"{self.private.name}.lock").unlink(missing_ok=True)
+        assert self.private
+        self.private.unlink(missing_ok=True)
+        self.private.with_name(f"{self.private.name}.lock").unlink(missing_ok=True)
 
     def keep(self, folder: Path) -> Files:
         """Put the files of a folder into git."""
@@ -636,9 +636,8 @@ def plan(repository: Repository, render: Render, base: str, change: Tools) -> Up
     own = repository.files("HEAD:./").get(MANIFEST)
     if manifest(repository) != {path: file.blob for path, file in sides.all_new.items()}:
         own = repository.manifest(sides.all_new)
-    project = repository.files(merged)
-    if own:
-        project[MANIFEST] = own
+    assert own  # `check_manifest` has seen it
+    project = repository.files(merged) | {MANIFEST: own}
     rows = repository.changes("HEAD:./", repository.tree(project))
     if len(rows) > 1:  # it goes without saying that the manifest changes, too
         rows = [row for row in rows if row[1:] != [MANIFEST]]

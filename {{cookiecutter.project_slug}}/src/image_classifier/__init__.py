@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-# Idle threads of torch would spin on the cores of data workers. libgomp reads this when imported.
+# Idle threads of torch would spin on the cores of data workers: libgomp reads this with torch.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

@@ -24,7 +24,7 @@ from ...runtime.machine import num_cores
 from ..predict.rows import Row, judge, unread
 from ..torch_dataset.conversion import to_pixels
 
-ImageFile = str | os.PathLike[str] | BinaryIO | bytes | Image.Image  # of bytes: its content
+ImageFile = str | os.PathLike[str] | BinaryIO | bytes | bytearray | Image.Image  # bytes: of a file
 Pixels = np.ndarray | Tensor  # (height, width, channels), (channels, height, width): uint8, uint16
 OneImage = ImageFile | Pixels
 Images = OneImage | Iterable[OneImage]  # pixels of four dimensions are several
