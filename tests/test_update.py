@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from contextlib import nullcontext
@@ -157,6 +158,7 @@ def test_an_update_brings_what_is_new_and_keeps_what_is_yours(project, newer):
     deleted = project / "sky.yaml", project / "src/photos/tools/lora"
     assert not any(path.exists() for path in deleted)
     assert git(project, "for-each-ref", "refs/pretuned/made")  # of all work trees, and no less
+    assert not git(project, "for-each-ref", "refs/worktree")  # what it needed for itself
     # Once more, nothing changes: what is the owner's stays so, and what was deleted.
     commit(project)
     assert update.update(project, newer, "") == ("", True)
@@ -230,6 +232,18 @@ def test_a_package_that_its_owner_alone_has_renamed_keeps_that_name(render):
     (folder / "src/photos").rename(folder / "src/birds")
     commit(folder)
     assert update.update(folder, cli._render_again, "") == ("", True)
+
+
+def test_a_file_of_the_owner_stays_in_its_folder_when_the_files_of_the_template_move(render):
+    folder = render(project_slug="photos", tools="none")
+    git(folder, "init")
+    page = (folder / "docs/extend.md").read_bytes()
+    as_made(folder, {"docs/extend.md": None, "pages/extend.md": page})
+    write(folder / "pages/mine.md", b"mine\n")
+    commit(folder)
+    said, is_clean = update.update(folder, cli._render_again, "")
+    assert (said, is_clean) == ("R  pages/extend.md -> docs/extend.md", True)
+    assert (folder / "pages/mine.md").read_bytes() == b"mine\n"
 
 
 def test_all_tools_stay_deleted_with_their_folder(render):
@@ -433,12 +447,24 @@ def test_a_project_in_a_larger_repository_is_updated_alone(render, newer, tmp_pa
         shutil.move(render(**ANSWERS), tmp_path / "all" / name)
     git(tmp_path / "all", "init")
     commit(tmp_path / "all")
+    write(tmp_path / "all/notes.txt", b"not committed\n")  # which an update does not touch
     said, is_clean = update.update(tmp_path / "all/one", newer, "")
     assert is_clean
     assert "M  LICENSE" in said
     changed = git(tmp_path / "all", "status", "--porcelain").splitlines()
+    changed.remove("?? notes.txt")
     assert changed
     assert all(line[3:].startswith("one/") for line in changed)
+
+
+def test_an_update_that_was_killed_is_none_of_another_project_in_the_repository(tmp_path):
+    git(tmp_path, "init")
+    folders = [made(tmp_path / name) for name in ("one", "two")]
+    commit(tmp_path)
+    one, two = map(update.Repository, folders)
+    pending = one.commit("HEAD^{tree}", "HEAD")
+    one.git("update-ref", one.pending, pending)
+    assert (one.pending_update(), two.pending_update()) == (pending, None)
 
 
 def test_a_repository_whose_names_are_sha256_is_updated_too(render, newer):
@@ -666,6 +692,8 @@ def test_files_that_git_does_not_look_at_are_named(tmp_path, how):
     cure = f"git update-index {how.replace('--', '--no-')} -- pyproject.toml"
     with pytest.raises(RefusedError, match=f"does not look at 'pyproject.toml'.*{cure}"):
         repository.check_seen()
+    with pytest.raises(RefusedError, match=r"does not look at 'pyproject\.toml'"):
+        update.carry_out(repository, "update", Mock())
     git(tmp_path, *cure.split()[1:])
     repository.check_seen()
 
@@ -700,6 +728,9 @@ def test_a_manifest_that_git_ignores_is_to_be_committed(tmp_path):
         RefusedError, match=r"ignores it: git add --force \.pretuned\.json && git c"
     ):
         repository.check_manifest()
+    write(tmp_path / ".git/info/exclude", f"{update.MANIFEST}\n".encode())
+    with pytest.raises(RefusedError, match="is not committed, as git ignores it"):
+        update.carry_out(repository, "update", Mock())
 
 
 def test_what_git_itself_refuses_is_said_and_settings_in_the_environment_count(
@@ -789,6 +820,8 @@ def test_an_update_is_checked_and_its_exit_code_says_what_is_left(  # noqa: PLR0
     is_clean, words, checked, code, monkeypatch, tmp_path, capsys
 ):
     ran = []
+    project = tmp_path / "my project"
+    project.mkdir()
 
     def make(command, **how):
         ran.append((command, how["cwd"]))
@@ -796,7 +829,28 @@ def test_an_update_is_checked_and_its_exit_code_says_what_is_left(  # noqa: PLR0
 
     monkeypatch.setattr(update, "update", lambda *_: ("M  LICENSE", is_clean))
     monkeypatch.setattr(cli.subprocess, "run", make)
-    assert cli.main(["update", str(tmp_path), *words]) == code
-    assert ran == [(["make", "check"], tmp_path)] * (checked is not None)
-    undo = f"git -C {tmp_path} stash --include-untracked -- . undoes them"
+    assert cli.main(["update", str(project), *words]) == code
+    assert ran == [(["make", "check"], project)] * (checked is not None)
+    undo = f"git -C {shlex.quote(str(project))} stash --include-untracked -- . undoes them"
     assert (undo in capsys.readouterr().out) == is_clean
+
+
+def test_checks_of_an_update_that_are_interrupted_leave_a_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(update, "update", lambda *_: ("M  LICENSE", True))
+    monkeypatch.setattr(cli.subprocess, "run", Mock(side_effect=KeyboardInterrupt))
+    assert cli.main(["update", str(tmp_path)]) == 1
+    said = "\nERROR: the update is there, and not checked: make check\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("verb", "function", "said"), [("diff", "compare", "x"), ("update", "update", ("x", True))]
+)
+def test_the_base_that_is_named_is_the_one_that_is_asked(
+    verb, function, said, monkeypatch, tmp_path
+):
+    asked = Mock(return_value=said)
+    monkeypatch.setattr(update, function, asked)
+    words = ["--no-check"] * (verb == "update")
+    assert cli.main([verb, str(tmp_path), "--base", "x.whl", *words]) == 0
+    asked.assert_called_once_with(tmp_path, cli._render_again, "x.whl")
