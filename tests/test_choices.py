@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
@@ -128,6 +129,13 @@ def test_a_wrong_word_says_which_are_right(argument, message, here, capsys):
     assert not list(here.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"), [("yes", True), ("True", True), ("no", False), ("FALSE", False)]
+)
+def test_yes_and_no_may_be_true_and_false(word, meant):
+    assert cli._read_answers([f"docker={word}"], cli._questions()) == {"docker": meant}
+
+
 @pytest.mark.parametrize("words", ["tools=search tools=all", "docker=no docker=yes"])
 def test_a_question_has_one_answer(words, here, capsys):
     assert cli.main(["--no-input", *words.split()]) == 2
@@ -196,12 +204,16 @@ def test_what_is_interrupted_or_killed_says_so_and_makes_nothing(monkeypatch, he
         patch.setattr(cli, "cookiecutter", Mock(side_effect=KeyboardInterrupt))
         assert cli.main(["--no-input"]) == 130
     assert capfd.readouterr().err == "\nERROR: no project was made: interrupted\n"
-    code = "import pathlib\ndef stop(*_): raise KeyboardInterrupt\npathlib.Path.rglob = stop\n"
     (here / "site").mkdir()
-    (here / "site/sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(here / "site"))  # of the hook
-    assert cli.main(["--no-input"]) == 2
-    assert capfd.readouterr().err.count("\n") == 1  # no traceback
+    for error, said in (
+        ("KeyboardInterrupt", "Hook script failed (exit status: 130); nothing was made or changed"),
+        ("OSError(28, 'disk full')", "[Errno 28] disk full; no project was made"),
+    ):
+        code = f"import pathlib\ndef stop(*_): raise {error}\npathlib.Path.rglob = stop\n"
+        (here / "site/sitecustomize.py").write_text(code)
+        assert cli.main(["--no-input"]) == 2
+        assert capfd.readouterr().err == f"ERROR: {said}\n"  # no traceback
     assert [path.name for path in here.iterdir()] == ["site"]
 
 
@@ -229,6 +241,32 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback(here):
     done = subprocess.run(command, cwd=here, env=variables, check=False, **pipes)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_a_caller_does_with_signals_stays_and_threads_have_none():
+    numbers = signal.SIGHUP, signal.SIGTERM
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with cli._unwound_by_signals():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+        after = [signal.getsignal(number) for number in numbers]
+        assert after == [signal.SIG_IGN, signal.SIG_DFL]
+        with ThreadPoolExecutor(1) as pool:  # as a notebook or a service may have
+            pool.submit(cli._unwound_by_signals().__enter__).result()
+        assert [signal.getsignal(number) for number in numbers] == after
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_notebook_shows_what_it_says(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # which has no encoding to set
+    assert cli.main(["add"]) == 0
+    assert "\n  search  " in re.sub(" +", "  ", sys.stdout.getvalue())
 
 
 def test_a_link_that_leads_nowhere_is_in_the_way_of_a_project(here, capsys):

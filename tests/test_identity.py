@@ -89,6 +89,8 @@ def test_a_clone_renders_the_same_bytes_and_so_does_a_folder_in_which_somebody_w
         ".vscode/a",
         "uv.lock",
         "x.cache",
+        "Thumbs.db",
+        "docs/.ipynb_checkpoints/a",
     ):
         path = copy / PROJECT.name / leftover
         path.parent.mkdir(parents=True, exist_ok=True)

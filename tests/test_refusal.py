@@ -14,9 +14,12 @@ from types import SimpleNamespace
 from unittest.mock import DEFAULT, Mock
 
 import cookiecutter.cli
+import cookiecutter.main
 import pytest
 import yaml
 from conftest import PROJECT, ROOT, contents, pyproject, render_with_cookiecutter, run, template
+from cookiecutter.exceptions import FailedHookException
+from jinja2 import Environment
 from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name as canonical
@@ -99,6 +102,27 @@ def test_an_older_cookiecutter_is_refused_by_name(version, here, monkeypatch, ca
     assert not contents(here)
 
 
+@pytest.mark.parametrize("version", ["2.6.0", "2.10.1", "3.0"])
+def test_a_newer_cookiecutter_is_taken(version, monkeypatch):
+    monkeypatch.setattr(gate, "__version__", version)
+    gate.Gate(Environment())
+
+
+@pytest.mark.parametrize(("key", "value"), [("author", "a\nb"), ("_tools", "serch")])
+def test_a_replayed_answer_is_refused_too(key, value, here, capfd):
+    render_with_cookiecutter(here / "output")
+    (replay,) = (here / "cookiecutter").glob("*.json")
+    answers = json.loads(replay.read_text())
+    answers["cookiecutter"][key] = value
+    replay.write_text(json.dumps(answers))
+    places = {"replay_dir": str(here), "cookiecutters_dir": str(here)}
+    knobs = {"output_dir": str(here / "again"), "default_config": places}
+    with pytest.raises(FailedHookException):
+        cookiecutter.main.cookiecutter(str(ROOT), replay=str(replay), **knobs)
+    assert re.fullmatch(r"ERROR: [ -~]+\n", capfd.readouterr().err)
+    assert not [*here.glob("again/*")]
+
+
 class Locals(UserDict):
     """Local variables of a frame as Python 3.13 has them: no dict."""
 
@@ -140,6 +164,15 @@ def test_a_full_disk_is_refused_before_a_file_is_written(way, here, monkeypatch,
     assert not contents(here)
     full.total = 0  # some file systems say nothing
     assert cli.main(["--no-input"]) == 0
+
+
+def test_the_disk_that_is_asked_is_that_of_the_folder(here, monkeypatch):
+    (here / "full").mkdir()
+    free = lambda place: 10**9 * (place.name != "full")  # noqa: E731
+    usage = lambda place: SimpleNamespace(total=10**9, free=free(place))  # noqa: E731
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    with pytest.raises(SystemExit):
+        render_with_cookiecutter(here / "full/a")
 
 
 def test_a_disk_without_inodes_is_refused_before_a_file_is_written(here, monkeypatch, capfd):
