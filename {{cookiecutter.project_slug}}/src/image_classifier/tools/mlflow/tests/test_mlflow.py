@@ -105,17 +105,51 @@ def test_a_server_that_is_down_is_no_reason_to_forget_the_run(tmp_path):
     assert (code, "delete it" in said) == (0, False)
 
 
-def test_a_server_gets_no_report_which_has_images_and_paths(tmp_path, monkeypatch):
-    library = Mock(MlflowException=OSError)
+class MissingError(Exception):
+    """What the library raises if a store has not what it is asked for."""
+
+    error_code = "RESOURCE_DOES_NOT_EXIST"
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """The client of a server that somebody asks for."""
+    library = Mock(MlflowException=MissingError)
     client = library.MlflowClient.return_value
     client.create_run.return_value.info.run_id = "abc"
     monkeypatch.setitem(sys.modules, "mlflow", library)
     monkeypatch.setitem(sys.modules, "mlflow.entities", Mock())
     monkeypatch.setattr(os, "environ", {"MLFLOW_TRACKING_URI": "https://example.com"})
+    return client
+
+
+def test_a_server_gets_no_report_which_has_images_and_paths(tmp_path, server):
     (tmp_path / "report.html").touch()
     open_tracker(tmp_path, {}, 0).finish(1, answers_of(("ant", "bee"), torch.eye(2).long()))
-    client.log_image.assert_called_once()
-    client.log_artifact.assert_not_called()
+    server.log_image.assert_called_once()
+    server.log_artifact.assert_not_called()
+
+
+def test_a_server_has_a_run_in_the_experiment_that_is_asked_for_and_keeps_its_images(
+    tmp_path, server
+):
+    os.environ |= {"MLFLOW_EXPERIMENT_NAME": "birds", "MLFLOW_HTTP_REQUEST_TIMEOUT": "60"}
+    open_tracker(tmp_path, {}, 0).close(False)
+    server.create_experiment.assert_called_once_with("birds", None)  # no folder of this machine
+    server.get_experiment_by_name.assert_called_once_with("birds")
+    server.set_terminated.assert_called_once_with("abc", "FAILED")
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "60"
+
+
+def test_a_run_that_its_store_has_not_is_told_with_what_helps(tmp_path, server):
+    (tmp_path / "mlflow.id").write_text("abc\n")
+    open_tracker(tmp_path, {}, 2)
+    server.update_run.assert_called_once_with("abc", status="RUNNING")
+    server.update_run.side_effect = MissingError
+    with pytest.raises(ValueError, match=r"mlflow\.id names no run of https://example\.com: del"):
+        open_tracker(tmp_path, {}, 2)
+    server.create_run.assert_not_called()
 
 
 def has_imported(folder):

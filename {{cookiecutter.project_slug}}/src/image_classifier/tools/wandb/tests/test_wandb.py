@@ -2,11 +2,13 @@
 
 import shlex
 import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from image_classifier.tools.wandb.tracker import open_tracker
+from image_classifier.tracking import PROJECT
 
 
 def test_the_command_that_uploads_can_be_pasted(tmp_path, monkeypatch):
@@ -45,6 +47,22 @@ def test_wandb_is_offline_without_a_key_and_is_sent_nothing_of_the_machine(
     for is_done in (True, False):
         tracker.close(is_done)
     assert [call.kwargs for call in run.finish.call_args_list] == [{"exit_code": n} for n in (0, 1)]
+
+
+def test_a_folder_is_one_run_by_its_name_in_the_project_that_is_asked_for(tmp_path, monkeypatch):
+    library = Mock(**{"login.return_value": False, "init.return_value": Mock(offline=True)})
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    for project in ("", "birds"):
+        monkeypatch.setenv("WANDB_PROJECT", project)
+        open_tracker(Path(), {}, 0)
+    first, second = (call.kwargs for call in library.init.call_args_list)
+    assert (first["project"], second["project"]) == (PROJECT, "birds")
+    assert first["id"] == second["id"] == Path("wandb/id").read_text()
+    assert {(how["name"], how["resume"], how["dir"]) for how in (first, second)} == {
+        ("a", "allow", ".")
+    }
 
 
 def test_a_disk_that_is_full_leaves_no_empty_name_of_the_run(tmp_path, monkeypatch):
