@@ -2,14 +2,18 @@
 
 import gzip
 import json
+import re
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from conftest import changed
 from torch.autograd import DeviceType
 
+from image_classifier.runtime.distributed import World
 from image_classifier.tools.profile import watcher
 from image_classifier.train import train
 
@@ -23,6 +27,46 @@ def test_phases_of_a_step_are_printed_and_a_trace_is_written(config, monkeypatch
     said = capsys.readouterr().out
     assert all(f"  {phase} " in said for phase in ("wait for data", "forward", "optimizer"))
     assert "nothing is recorded" not in said
+
+
+class Recorder:
+    """What counts steps as the profiler does."""
+
+    step_num = 0
+
+    def step(self):
+        """Begin the next step."""
+        self.step_num += 1
+
+
+def test_phases_are_milliseconds_of_one_step_and_slow_steps_are_told(config, monkeypatch, capsys):
+    asked = {}
+
+    @contextmanager
+    def profile(**how):
+        asked.update(how)
+        yield Recorder()
+
+    monkeypatch.setattr(watcher, "profile", profile)
+    monkeypatch.setattr(watcher, "phase_times", lambda _: {"forward": 12_500.0})
+    Path(config.run.dir).mkdir()
+    data = SimpleNamespace(total_steps=100, steps_in=lambda _: 50)
+    parts = {"world": World(torch.device("cpu")), "train_data": data}
+    setup = SimpleNamespace(config=changed(config, profile=True), **parts)
+    with watcher.watch(setup, SimpleNamespace(step=0)) as end_step:
+        # Before 3 that warm up and 5 that are recorded, and after them.
+        assert [step for step in range(1, 30) if end_step()] == [10, 18]
+        asked["on_trace_ready"](Mock())
+    assert re.search(r"(?m)^  forward +2\.50 ms$", capsys.readouterr().out)
+
+
+def test_one_of_several_processes_records(config):
+    setup = SimpleNamespace(
+        config=changed(config, profile=True), world=World(torch.device("cpu"), rank=1, size=2)
+    )
+    with watcher.watch(setup, SimpleNamespace(step=0)) as end_step:
+        assert not end_step()
+    assert not Path(config.run.dir, "profile").exists()
 
 
 def test_a_run_that_is_too_short_records_nothing(config, capsys):

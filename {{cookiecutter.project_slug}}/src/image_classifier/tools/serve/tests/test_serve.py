@@ -212,6 +212,23 @@ def test_an_image_that_does_not_arrive_is_given_up(client):
     assert client.post("/predict", content=slow()).status_code == 408
 
 
+def test_a_client_that_goes_away_is_no_fault_of_the_service():
+    from image_classifier.tools.serve import command, service
+
+    app = service.build_app(Mock(classes=("ant",)), command.ServeOptions("run"), workers=1)
+    asked = {"type": "http", "method": "POST", "path": "/predict", "query_string": b""}
+    sent = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app(asked | {"headers": []}, receive, send))  # raises nothing: no traceback
+    assert sent[0]["status"] == 408
+
+
 def test_an_image_that_is_not_labeled_in_time_keeps_its_place_until_it_is(caplog):
     from image_classifier.tools.serve import command, service
 
