@@ -18,12 +18,14 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
 
 from image_classifier.checkpoints.reading import read_checkpoint
+from image_classifier.config import DataConfig
 from image_classifier.data import BadImageError
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.errors import FaultError, UserError
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.torch_dataset.conversion import (
     to_pixels,
+    to_source,
 )
 from image_classifier.train import train
 
@@ -165,6 +167,9 @@ def test_images_are_pil_or_bytes_in_either_layout():
         assert torch.equal(to_pixels(image), pixels)
     for gray in (pixels[..., 0], pixels[None, ..., 0]):
         assert torch.equal(to_pixels(gray), pixels[..., :1].expand(-1, -1, 3))
+    either = torch.arange(45).byte().view(3, 5, 3)  # a tensor's channels come first
+    assert torch.equal(to_pixels(either), either.permute(1, 2, 0))
+    assert torch.equal(to_pixels(either.numpy()), either)
     for other in (chw / 255, pixels.flatten(), "a.jpg"):
         with pytest.raises(UserError, match=r"should be PIL or uint8 .*: leave out ToTensor"):
             to_pixels(other)
@@ -186,6 +191,13 @@ def test_labels_may_be_on_a_gpu(has_targets, monkeypatch):
         assert offer(monkeypatch, lambda _: dataset).labels.tolist() == [0] * 6
         part = offer(monkeypatch, lambda _: Subset(dataset, [2, 1]))
         assert part.labels.tolist() == [0, 0]
+
+
+def test_images_have_the_channels_and_bits_that_are_asked_for():
+    dataset = TensorDataset(torch.from_numpy(DEEP[None]), torch.zeros(1).long())
+    source = to_source(dataset, DataConfig("mine", channels=5, bits=16))
+    assert (source.channels, source.bits) == (5, 16)
+    assert np.array_equal(source.read(0).numpy(), DEEP)
 
 
 def test_a_torch_dataset_may_give_arrays_of_any_channels():
