@@ -51,7 +51,8 @@ def test_columns_of_parts_together_or_unclear_ones_are_no_classes(opened):
     assert (paths_of(opened(table)), opened(table).classes) == (["0"], ("ant",))
     source = opened(beside("dataset", ["train", "coco", "voc", "voc", "coco", "val"]))
     assert source.notes[0].endswith("ignored columns: dataset")
-    for name in ("set", "Partition", "data set", "phase"):
+    names = "set", "Partition", "data set", "phase", "subset", "Usage", "data_split", "splits"
+    for name in names:
         table = beside(name, ["train", "train", "valid", "test", "train", "train"])
         assert paths_of(opened(table, "test")) == ["3"]
 
@@ -106,6 +107,16 @@ def test_usual_names_of_columns_are_understood_where_files_prove_them(opened, tm
     assert f"path: column {head[0]}" in source.notes[0]
 
 
+NAMED = ("labels", "Classes", "class", "class_name", "category", "target", "tag", "tags", "breed")
+NAMED += ("y", "Label Name")
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_usual_name_of_labels_is_understood(opened, name):
+    source = opened([["path", name], *([n, "ab"[n % 2]] for n in range(6))])
+    assert (source.classes, source.labels.tolist()) == (("a", "b"), [0, 1] * 3)
+
+
 def test_a_table_without_a_header_is_told_so(opened):
     table = [[f"{n}.jpg", "ab"[n % 2]] for n in range(6)]
     with pytest.raises(UserError, match="its first line should name the columns, such as path,la"):
@@ -117,10 +128,14 @@ def test_a_blank_first_line_is_told(opened):
         opened([["", ""], ["0.jpg", "a"], ["1.jpg", "b"]], files=["0.jpg", "1.jpg"])
 
 
-def test_an_id_is_the_file_with_the_suffix_that_there_is(opened):
+def test_an_id_is_the_file_with_the_suffix_that_there_is(opened, tmp_path):
     files = ["a/x.1.jpg", "a/2.PNG", "a/3.webp", "a/3.txt", "a/4", "a/5/6.jpg"]
     table = [["path", "label"], ["a/x.1", "b"], ["a/2", "c"], ["a/3", "b"], ["a/4", "c"]]
     assert paths_of(opened(table, files=files)) == ["a/x.1.jpg", "a/2.PNG", "a/3.webp", "a/4"]
+    source = opened([["path", "label"], *([f"{tmp_path}/{n}", c] for n, c in table[1:])])
+    assert [str(source.paths[n]) for n in range(4)] == [
+        f"{tmp_path}/{file}" for file in ("a/x.1.jpg", "a/2.PNG", "a/3.webp", "a/4")
+    ]
     numbers = "".join(json.dumps({"id": n, "label": "ab"[n % 2]}) + "\n" for n in range(4)).encode()
     files = [f"{n}.jpg" for n in range(4)]
     assert paths_of(opened(numbers, name="labels.jsonl", files=files)) == files
@@ -164,6 +179,20 @@ def test_a_missing_file_is_looked_for(opened, tmp_path, files, cell, hint):
         open_dataset(data, "train")
     with pytest.raises(UserError, match=f"'Image' in line 2, '{cell}', is no file: {hint}"):
         opened([["Image", "Id"], [cell, "a"], [cell, "a"]])
+
+
+def test_a_missing_file_is_looked_for_beside_the_table_here_and_above_the_root(
+    tmp_path, monkeypatch
+):
+    places = {"table": tmp_path / "tables", "here": tmp_path / "here", "above": tmp_path / "all"}
+    for name, place in places.items():
+        (place / name).mkdir(parents=True)
+        (place / name / "1.jpg").touch()
+    monkeypatch.chdir(places["here"])
+    data = DataConfig("folder", str(tmp_path / "all" / "photos"))
+    for name, place in (places | {"here": "."}).items():
+        hint = disk.hint_at(os.fsencode(f"{name}/1.jpg"), data, tmp_path / "tables" / "labels.csv")
+        assert hint == f"it is below '{place}': --data.root '{place}'"
 
 
 @pytest.mark.parametrize(

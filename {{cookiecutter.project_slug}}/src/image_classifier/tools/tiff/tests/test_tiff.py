@@ -21,6 +21,7 @@ from image_classifier.data import (
 )
 from image_classifier.errors import UserError
 from image_classifier.runtime.platform import install_command
+from image_classifier.tools.tiff import decoder
 
 NOISE = np.random.default_rng(0)
 DEEP = NOISE.integers(65536, size=(12, 9, 5), dtype=np.uint16)
@@ -100,6 +101,12 @@ REFUSED = {
     "array of five": (lambda: npy(DEEP), 3, "it has 5 channels, not 3: --data.channels 5"),
     "plane": (lambda: npy(DEEP[:, :, 0]), 5, "it has 1 channel, not 5: --data.channels 1"),
     "four dimensions": (lambda: npy(DEEP[None]), 5, "an array of 4 dimensions is no image"),
+    "empty": (lambda: npy(DEEP[:0]), 5, "it has no pixels"),
+    "newer format": (
+        lambda: npy(DEEP).replace(b"NUMPY\x01", b"NUMPY\x03"),
+        5,
+        r"NumPy's format \(3, 0\) is not read",
+    ),
     "cut array": (lambda: npy(DEEP)[:-1], 5, "EOF: reading array data"),
     "huge": (lambda: HUGE, 1, "9000 x 9000 pixels, more than"),
     "cut and huge": (lambda: HUGE.replace(b"9000, 9000", b"7000, 7000"), 1, "it is truncated"),
@@ -125,6 +132,35 @@ def test_what_is_missing_is_named_and_no_image_is_skipped_for_it(tmp_path, monke
     with pytest.raises(UserError, match=r"x\.tif': .* needs a tool: pretuned add tiff") as no_tool:
         read_image(tmp_path / "x.tif", 5)
     assert not {no_library.type, no_tool.type} & {BadImageError}
+
+
+def test_a_compression_that_needs_a_library_is_told_with_what_installs_it(monkeypatch):
+    pytest.importorskip("tifffile")
+    file = io.BytesIO()
+    Image.new("RGB", (9, 8)).save(file, "TIFF", compression="tiff_lzw")
+    monkeypatch.setattr(decoder, "find_spec", lambda _: None)
+    said = re.escape(f"needs a library: {install_command('imagecodecs')}")
+    with pytest.raises(ValueError, match=said):
+        decoder.read_tiff(file.getvalue(), lambda *_: None)
+
+
+OME = """<?xml version="1.0" encoding="UTF-8"?>
+<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:a">
+<Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYCZT" Type="uint16"
+SizeX="9" SizeY="12" SizeC="2" SizeZ="1" SizeT="1">
+<TiffData FirstC="0" IFD="0"><UUID FileName="a.ome.tif">urn:uuid:a</UUID></TiffData>
+<TiffData FirstC="1" IFD="0"><UUID FileName="b.ome.tif">urn:uuid:b</UUID></TiffData>
+</Pixels></Image></OME>"""
+
+
+def test_no_other_file_that_a_tiff_file_names_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in "ba":
+        own = OME.replace('UUID="urn:uuid:a"', f'UUID="urn:uuid:{name}"')
+        content = tiff(DEEP[:, :, 0], description=own, metadata=None)
+        (tmp_path / f"{name}.ome.tif").write_bytes(content)
+    found = decoder.read_tiff(content, lambda *_: None)
+    assert np.array_equal(np.squeeze(found), DEEP[:, :, 0])
 
 
 def test_files_are_the_images_that_arrays_are(config, satellite, tmp_path):
