@@ -122,6 +122,43 @@ def test_of_two_files_that_are_refused_neither_is_left(exported, run, monkeypatc
     assert names(run) == ["model.onnx"]
 
 
+def test_a_graph_of_openvino_that_is_less_exact_than_the_others_is_not_written(
+    exported, run, monkeypatch, capsys
+):
+    parts = {"model.bin": b"weights", "model.xml": b"graph"}
+
+    def near(_options, _trained, module, _exact):  # the answers are the same
+        return [(parts, lambda images: module(images) + 0.002)]
+
+    monkeypatch.setattr(edge, "variants", near)
+    assert exported("--precision", "fp16") == 1
+    assert "its predictions differ" in capsys.readouterr().err
+    assert names(run) == ["model.onnx"]
+    assert exported("--precision", "fp16", "--tolerance", "0.01") == 0
+    assert names(run) == ["model.bin", "model.onnx", "model.xml"]
+
+
+def test_each_precision_is_written_in_the_formats_that_are_asked_for(monkeypatch):
+    monkeypatch.setattr(exports, "find_spec", lambda _: True)
+    monkeypatch.setattr(edge, "half_onnx", lambda *_: b"half")
+    monkeypatch.setattr(edge, "int8_onnx", lambda *_: b"int8")
+    monkeypatch.setattr(edge, "onnx_predict", lambda _: None)
+    monkeypatch.setattr(edge, "openvino", lambda content, _, stem: ({f"{stem}.xml": content}, None))
+
+    def made(*names):
+        options = exports.EdgeOptions(run="", format=names, precision=("int8", "fp16"))
+        found = {}
+        for contents, _ in edge.variants(options, None, None, (b"exact", None)):
+            found |= contents
+        return found
+
+    of_onnx = {"model.int8.onnx": b"int8", "model.fp16.onnx": b"half"}
+    others = {"model.xml": b"exact", "model.int8.xml": b"int8", "model.fp16.xml": b"half"}
+    assert made("onnx", "pt2") == of_onnx
+    assert made("pt2", "openvino") == others
+    assert made("onnx", "openvino") == of_onnx | others
+
+
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_a_graph_is_never_beside_the_weights_of_another(is_killed, tmp_path, monkeypatch):
     for name in ("model.bin", "model.xml"):

@@ -62,7 +62,9 @@ def test_safetensors_hold_the_weights_and_how_to_use_them(run, capsys):
     assert main(["export", run, "--format", "safetensors"]) == 0
     assert "the same class for 4 of 4 images" in capsys.readouterr().out  # with shifted views
     path = Path(run, "export", "model.safetensors")
-    assert {*path.parent.iterdir()} == {path, path.with_name(".model.lock")}
+    lock = path.with_name(".model.lock")
+    assert {*path.parent.iterdir()} == {path, lock}
+    assert lock.stat().st_mode & 0o666 == 0o666  # others may export to a folder that they share
     saved = torch.load(f"{run}/checkpoints/best.pt", weights_only=True)["state"]["model"]
     with safe_open(path, "pt") as file:
         about = json.loads(file.metadata()["about"])
