@@ -132,7 +132,9 @@ def test_an_id_is_the_file_with_the_suffix_that_there_is(opened, tmp_path):
     files = ["a/x.1.jpg", "a/2.PNG", "a/3.webp", "a/3.txt", "a/4", "a/5/6.jpg"]
     table = [["path", "label"], ["a/x.1", "b"], ["a/2", "c"], ["a/3", "b"], ["a/4", "c"]]
     assert paths_of(opened(table, files=files)) == ["a/x.1.jpg", "a/2.PNG", "a/3.webp", "a/4"]
-    source = opened([["path", "label"], *([f"{tmp_path}/{n}", c] for n, c in table[1:])])
+    elsewhere = {"data__root": f"{tmp_path}/a/5", "data__labels": f"{tmp_path}/labels.csv"}
+    absolute = [["path", "label"], *([f"{tmp_path}/{n}", c] for n, c in table[1:])]
+    source = opened(absolute, **elsewhere)
     assert [str(source.paths[n]) for n in range(4)] == [
         f"{tmp_path}/{file}" for file in ("a/x.1.jpg", "a/2.PNG", "a/3.webp", "a/4")
     ]
