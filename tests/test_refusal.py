@@ -83,6 +83,7 @@ def test_a_refused_answer_leaves_one_line_and_nothing_else(way, key, value, here
 def test_without_hooks_no_project_with_the_names_of_another_is_made(said, here, monkeypatch, capfd):
     monkeypatch.setenv("HOME", str(here / "home"))
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))  # to the question of `ask`
+    monkeypatch.setattr(cookiecutter.cli, "configure_logger", Mock())  # to the stderr of this test
     with pytest.raises(SystemExit) as ending:
         cookiecutter.cli.main([str(ROOT), "--no-input", "--accept-hooks", said, "author=Me"])
     assert ending.value.code == 2
