@@ -29,6 +29,26 @@ def test_a_logarithmic_axis_has_powers_of_ten_at_equal_distances():
     points = [(0.001, 1.0), (0.01, 2.0), (0.1, 3.0)]
     across, _ = zip(*points_of(charts.line_chart("loss", {"": points}, is_log=True)), strict=True)
     assert across == (charts.LEFT, (charts.LEFT + charts.RIGHT) / 2, charts.RIGHT)
+    assert charts.powers_of_ten(0.002, 30) == pytest.approx([0.01, 0.1, 1, 10])  # none outside
+
+
+@pytest.mark.parametrize(
+    ("lowest", "low", "begin"), [(900.0, None, "900"), (900.0, 0, "0"), (-900.0, 0, "-1,000")]
+)
+def test_an_axis_of_amounts_begins_at_zero_and_others_near_the_lowest(lowest, low, begin):
+    chart = charts.line_chart("loss", {"val": [(0.0, lowest), (1.0, 950.0)]}, low=low)
+    assert re.findall('<text class="y"[^>]*>([^<]*)</text>', chart)[0] == begin
+
+
+def test_of_many_lines_the_main_one_is_in_color_on_top_and_named():
+    lines = {name: [(0.0, 1.0), (1.0, 2.0)] for name in ("val", "002", "train")}
+    for main, styles, named in (
+        ("002", ["train", "train", "val"], ["002 2"]),
+        (None, ["val", "val", "train"], ["val 2", "002 2", "train 2"]),
+    ):
+        chart = charts.line_chart("loss", lines, main=main)
+        assert re.findall('<g class="([^"]*)"><polyline', chart) == styles
+        assert re.findall("</i>([^<]*)</span>", chart) == named
 
 
 def test_a_line_of_many_points_ends_with_the_last_of_them():

@@ -67,11 +67,14 @@ def test_names_are_shown_and_never_run(tmp_path, size):
     plain = page(tmp_path, answers_of(harmless, counts(size)), warnings=harmless[:8])
     names = HOSTILE + harmless[len(HOSTILE) :]
     knobs = {"run__dir": "<script>\udcff", "data__root": "</dl>"}
-    hostile = page(tmp_path, answers_of(names, counts(size)), warnings=HOSTILE, **knobs)
+    folder = tmp_path / "<script>&amp;"
+    folder.mkdir()
+    hostile = page(folder, answers_of(names, counts(size)), warnings=HOSTILE, **knobs)
     assert (hostile.tags, hostile.attributes) == (plain.tags, plain.attributes)
     assert {row[0] for row in hostile.tables[-1][1:]} == set(names)
-    assert {*HOSTILE, "<CPU>", "<script>\\udcff", "</dl>"} <= set(hostile.words)
-    assert "default-src 'none'" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    others = {folder.name, "<CPU>", "<script>\\udcff", "</dl>"}
+    assert {*HOSTILE, *others} <= set(hostile.words)
+    assert "default-src 'none'" in (folder / "report.html").read_text(encoding="utf-8")
     assert not {"href", "srcset", "onload"} & hostile.attributes
     assert not {"script", "link", "iframe"} & hostile.tags
     assert all(picture.startswith("data:image/png;base64,") for picture in hostile.pictures)
@@ -90,6 +93,15 @@ def test_the_result_comes_first_then_a_matrix_or_pairs_then_the_classes_worst_fi
     shades = {value for name, value in shown.pairs if name == "style" and "--shade" in value}
     roots = ("100%", "55%", "77%", "32%", "71%")  # of 1, 0.3, 0.6, 0.1 and 0.5
     assert shades == {f"--shade:{root}" for root in roots}
+    styles = {title: shown.pairs[n - 2][1] for n, (_, title) in enumerate(shown.pairs)}
+    assert {title: style for title, style in styles.items() if " predicted as " in title} == {
+        "ant predicted as ant": "right",
+        "bee predicted as ant": "wrong",
+        "bee predicted as bee": "right",
+        "bee predicted as cow": "wrong",
+        "dog predicted as bee": "wrong",
+        "dog predicted as dog": "right",
+    }
     assert classes == [
         [*HEADS, "most often predicted as", "times"],
         ["dog", "50.0%", "100.0%", "66.7%", "", "2,000", "bee", "1,000"],
@@ -126,6 +138,11 @@ def predictions_of_several(names):
     return tasks.label_predictions(Source(labels, names, pixels), found, shares)
 
 
+def styles_of(shown):
+    """Whether names beside images are of true classes or of wrong ones."""
+    return [style for _, style in shown.pairs if style in ("true", "wrong-class")]
+
+
 def test_a_page_on_several_labels_has_scores_of_each_the_curves_and_wrong_labels(tmp_path):
     config = {"model__task": "multi-label", "run__best_by": "loss"}
     labels = torch.tensor([[1, 0, -1], [1, 1, 0]], dtype=torch.int8)
@@ -140,7 +157,9 @@ def test_a_page_on_several_labels_has_scores_of_each_the_curves_and_wrong_labels
     said = " ".join(" ".join(shown.words).split())
     assert "step 20 of 20; finished 2.0000 loss 1.9000 loss of the last weights " in said
     assert "Precision over recall" in said
+    assert "In color labels that the image has not, others it has. Some may be wrong" in said
     assert "Some may be wrong labels. ant 20.0% cow 70.0% bee 70.0% " in said
+    assert styles_of(shown)[:3] == ["true", "wrong-class", "wrong-class"]
     assert "As the model saw them in step 3. ant bee ant Config" in said
     hostile = page(tmp_path, predictions_of_several(HOSTILE[:3]), labels=labels, **config)
     assert (hostile.tags, hostile.attributes) == (shown.tags, shown.attributes)
@@ -171,6 +190,7 @@ def test_tools_add_sections_and_training_scores_are_beside_those_of_validation(t
     shown = page(tmp_path, answers, rows, ended={"sections": sections})
     said = " ".join(" ".join(shown.words).split())
     assert re.search(r" Top-1 [0-9.% ]+ epoch train 87.5% val 50% ", said)
+    assert " Images per second 0 " in said  # where its axis begins
     assert shown.words.count("finished") == 1
 
 
@@ -242,6 +262,7 @@ def test_calibration_is_what_the_paper_says_and_told_in_a_sentence():
         (0.9, 500, "overconfident by 40.0 points"),
         (0.6, 100, "underconfident by 30.0 points"),
         (0.5, 490, "neither over- nor underconfident"),
+        (0.999, 0, "neither over- nor underconfident"),  # a mistake among them may be chance
     ):
         answers = answers_with(num_wrong, *[share] * 1000)
         calibration = predictions.calibrate(answers)
@@ -250,11 +271,11 @@ def test_calibration_is_what_the_paper_says_and_told_in_a_sentence():
 
 def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path):
     for number in range(galleries.PICTURES + 2):
-        write_photo(tmp_path / f"photos/ant/{number:02}.jpg", number, (330, 270))
+        write_photo(tmp_path / f'photos/ant/{number:02}" id="<b>.jpg', number, (330, 270))
     write_photo(tmp_path / "photos/bee/b.jpg", 0)
     data = DataConfig(name="folder", root=str(tmp_path / "photos"), val_fraction=0.001)
     source = open_dataset(data, "train")
-    (tmp_path / "photos/ant/20.jpg").unlink()  # it is gone
+    (tmp_path / 'photos/ant/20" id="<b>.jpg').unlink()  # it is gone
     answer = (torch.arange(len(source)) > 0).long()
     share = torch.linspace(0.55, 0.95, len(source))
     shown = page(tmp_path, predictions.Predictions(source, answer, share, 1 - share))
@@ -263,7 +284,9 @@ def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path):
     assert len(shown.pictures) == galleries.PICTURES - 1 + len(MIXED)
     assert max(map(len, shown.pictures)) < 3_000_000 / (3 * galleries.PICTURES)
     said = " ".join(" ".join(shown.words).split())
+    assert "In color the predicted class, below it the true one. Some may be wrong" in said
     assert f"Some may be wrong labels. bee {share[-2]:.1%} ant {1 - share[-2]:.1%} " in said
+    assert styles_of(shown)[:2] == ["wrong-class", "true"]
 
 
 @pytest.mark.parametrize(
@@ -302,6 +325,10 @@ def test_curves_are_of_precision_over_recall_and_of_true_over_false_positives(mo
     assert (1.0, pytest.approx(2 / 3)) in precisions["bee"]  # two of three are bees, and no more
     assert rocs["bee"][0] == (0, 0)
     assert (0.0, 1.0) in rocs["bee"]
+    monkeypatch.setattr(report, "MOST_LINES", 1)  # ants and bees are more
+    report.ranking_curves(predictions_of_several(ANIMALS[:3]))
+    (_, precisions), _ = (call.args for call in draw.call_args_list[2:])
+    assert (1.0, pytest.approx(5 / 7)) in precisions["micro average"]
 
 
 def test_heat_maps_of_mistakes_are_of_the_classes_that_were_predicted():
@@ -315,6 +342,16 @@ def test_heat_maps_of_mistakes_are_of_the_classes_that_were_predicted():
 def test_classes_without_validation_images_are_told():
     found = report.summary([], answers_of(ANIMALS, counts(4)), {"val/classes": 3}, "top1")
     assert "<dd>3 of 4</dd><dt>classes with validation images</dt>" in found
+    assert "<dd>90.00%</dd><dt>top-1: 36 of 40 validation images</dt>" in found
+
+
+def test_the_speed_is_that_of_the_middle_epoch_and_the_waiting_is_that_of_all():
+    speeds = {"epoch": [1.0, 2.0, 3.0], "train/images_per_second": [10.0, 900.0, 920.0]}
+    speeds |= {"train/waited_fraction": [0.75, 0.0, 0.0]}  # workers start in the first
+    rows = [dict(zip(speeds, row, strict=True)) for row in zip(*speeds.values(), strict=True)]
+    found = report.summary(rows, answers_of(ANIMALS, counts(4)), {}, "top1")
+    assert "<dd>900</dd><dt>images per second</dt>" in found
+    assert "<dd>25.0%</dd><dt>waiting for data</dt>" in found
 
 
 def test_the_config_is_what_is_not_usual_and_all_options_follow(tmp_path):
@@ -327,8 +364,12 @@ def test_the_config_is_what_is_not_usual_and_all_options_follow(tmp_path):
 @pytest.mark.usefixtures("pages")
 def test_a_page_is_not_written_at_each_of_many_evaluations(config, monkeypatch):
     monkeypatch.setattr(report, "write_page", write := Mock())
-    conclude = observer.open_observer(Mock(config=config)).conclude
+    monkeypatch.setattr(observer, "function", lambda *_: explain)
+    setup, explain = Mock(config=config), Mock()
+    conclude = observer.open_observer(setup).conclude
     result = Result(None, {}, 1, 2, 1, "not finished", [])
     assert [conclude(result) for _ in range(3)] == [""] * 3
-    assert conclude(replace(result, is_last=True)).startswith("report: ")
+    last = replace(result, is_last=True, model=Mock())
+    assert conclude(last).startswith("report: ")
     assert write.call_count == 1
+    explain.assert_called_once_with(last.model, setup.normalize, setup.val_data)
