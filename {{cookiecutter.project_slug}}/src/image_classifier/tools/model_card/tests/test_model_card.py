@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.cli import main
 from image_classifier.config import Config
-from image_classifier.data import LEFT_OUT
+from image_classifier.data import LEFT_OUT, Source
 from image_classifier.extensions import of_tools
 from image_classifier.metrics import Decision
 from image_classifier.presets import finetune
@@ -33,6 +33,7 @@ for tool in ("config_file", "runs"):  # which it needs
     pytest.importorskip(f"image_classifier.tools.{tool}")
 TOOL = "image_classifier.tools.model_card"
 yaml_lines = pytest.importorskip(f"{TOOL}.markup").yaml_lines
+carding = pytest.importorskip(f"{TOOL}.card")
 origin = pytest.importorskip(f"{TOOL}.origin")
 facts = pytest.importorskip(f"{TOOL}.facts")
 sections = pytest.importorskip(f"{TOOL}.sections")
@@ -102,6 +103,21 @@ def test_the_front_matter_is_what_hugging_face_reads(finished):
     assert results["test", "top-1"].metric_value == 0.25
     assert "base_model" not in card.data.to_dict()
     assert "## Results" in card.text
+
+
+def test_the_model_index_has_finite_numbers_of_a_folder_of_images():
+    known = SimpleNamespace(config=changed(Config(), data__name="folder"), dataset="photos")
+    found = carding.result_of(known, "validation", {"top1": 0.5, "loss": math.nan})
+    assert found["dataset"] == {"type": "imagefolder", "name": "photos", "split": "validation"}
+    assert [metric["name"] for metric in found["metrics"]] == ["top-1"]
+
+
+def test_the_lines_that_use_it_have_the_name_of_its_folder_in_quotes(monkeypatch):
+    monkeypatch.setattr(sections, "find_tool", lambda *_: sections)  # all are there
+    text = sections.use_section(SimpleNamespace(name="my run's"))
+    (shell,) = re.findall("```sh\n(.*)\n```", text)
+    assert shlex.split(shell)[-2:] == ["my run's", "photo.jpg"]
+    assert 'load("my run\'s").predict(' in text
 
 
 def test_yaml_says_what_it_was_given():
@@ -204,14 +220,18 @@ def test_the_command_trains_with_the_same_config(config):
     words = shlex.split(origin.command_line(known))
     assert len(words) < 16
     assert {"--seed", "--run.patience"} < {*words}
+    own = ("augment.", "model.", "optim.", "precision", "deterministic", "data.batch_size")
+    untold = [knob for knob in flatten(known) if knob.startswith(origin.OF_MACHINE)]
+    assert not [knob for knob in untold if knob.startswith(own)]  # as they change results
 
 
 def test_a_page_that_was_changed_is_kept(finished, refusal, tmp_path):
     folder = finished.run.dir
     path = Path(folder, "README.md")
-    write(folder)
+    assert "This model: not said (`--license`)." in write(folder)
     text = write(folder, "--license", "mit")  # its own
     assert 'license: "mit"' in text
+    assert "\nThis model: mit. It began with random weights." in text
     for mine in ("mine", text.replace("## License", "## Terms"), text + "\n"):
         path.write_text(mine)
         assert "--fresh overwrites it" in refusal("model-card", folder)
@@ -256,12 +276,28 @@ def test_it_tells_how_training_went_and_neither_the_machine_nor_files(monkeypatc
     assert text.endswith(rows)
 
 
-def test_images_that_could_not_be_read_are_among_its_limits():
+def test_unread_images_few_of_a_class_and_what_two_sides_may_share_are_among_its_limits():
     loaded = SimpleNamespace(decision=Decision(), classes=())
-    nothing = {"classes": [], "parts": {}, "test_metrics": {}, "is_multi_label": False}
+    nothing = {"parts": {}, "test_metrics": {}, "is_multi_label": False}
     known = {"config": Config(), "metrics": {"bad_images": 2}, "right": facts.Share(6, 8)}
+    shares = {"ant": (facts.Share(1, 5), facts.Share(1, 90)), "bee": (facts.Share(1, 30),) * 2}
+    known["classes"] = [facts.ClassRow(name, *own) for name, own in shares.items()]
     text = sections.limits_section(SimpleNamespace(loaded=loaded, **nothing, **known))
     assert text.endswith("\n- 2 validation images could not be read, and do not count.")
+    assert "\n- 1 of 2 classes have fewer than 30 validation images; ant has 5.\n" in text
+    assert "\n- Without `--data.groups`, images of one camera, " in text
+
+
+def test_it_tells_how_images_were_divided():
+    data = {"val_fraction": 0.2, "fold": 3, "test_fraction": 0.1, "groups": "/(.*)_", "limit": 0}
+    known = {"config": SimpleNamespace(data=SimpleNamespace(**data)), "dataset": "photos"}
+    known |= {"parts": {}, "classes": [], "loaded": SimpleNamespace(classes=())}
+    known["predictions"] = SimpleNamespace(target=[0, 1])
+    text = sections.data_section(SimpleNamespace(**known))
+    assert "photos: 2 for validation." in text
+    assert "For validation: a share of 0.2 (number 3) of the training images, " in text
+    assert "For the test: a share of 0.1, held out before all else." in text
+    assert "Images of one group are in one split: /(.\\*)\\_ finds it in a path." in text
 
 
 def test_a_label_has_the_probability_from_which_on_it_counts():
@@ -271,6 +307,17 @@ def test_a_label_has_the_probability_from_which_on_it_counts():
     card = SimpleNamespace(loaded=loaded, classes=classes, is_multi_label=True)
     found = [(row[0], row[-1]) for row in cells(sections.class_table(card))[2:]]
     assert found == [("ant", "25.0%"), ("bee", "never")]
+    loaded.decision = Decision()
+    assert {len(row) for row in cells(sections.class_table(card))} == {4}
+
+
+def test_classes_without_validation_images_come_last():
+    loaded = SimpleNamespace(decision=Decision())
+    counts = {"none": 0, "ant": 2}
+    classes = [facts.ClassRow(n, *(facts.Share(count, count),) * 2) for n, count in counts.items()]
+    card = SimpleNamespace(loaded=loaded, classes=classes, is_multi_label=False)
+    rows = cells(sections.class_table(card))[2:]
+    assert [row[:2] for row in rows] == [["ant", "2"], ["none", "0"]]
 
 
 @pytest.mark.parametrize(
@@ -293,6 +340,11 @@ def test_it_says_when_a_prediction_counts(finished, thresholds, said):
     chosen = ", the thresholds" if thresholds else ""
     assert f"validation images: the best weights, the temperature{chosen}.\n" in text
     assert ("It takes every image for one of its classes" in text) == (not thresholds)
+
+
+def test_the_library_of_a_network_is_named():
+    names = {"resnet9": "", "resnet18": "torchvision", "timm/resnet18": "timm"}
+    assert {name: origin.library_of(name) for name in names} == names
 
 
 def test_weights_that_it_began_with_are_named_with_their_license():
@@ -372,6 +424,23 @@ def test_a_million_classes_are_counted_without_a_table_of_all_images_and_classes
     assert taken[:2] == [10**6 - 1, 0]
 
 
+def test_labels_that_are_unknown_are_neither_right_nor_taken_for_others():
+    truth = torch.tensor([[1, 0], [LEFT_OUT, 1], [0, 1]], dtype=torch.int8)
+    found = torch.tensor([[1, 1], [1, 1], [1, 0]], dtype=torch.int8)
+    known = facts.SavedPredictions(found, truth, "", {}, ("ant", "bee"), step=1)
+    card = SimpleNamespace(predictions=known, is_multi_label=True)
+    assert facts.Facts.class_counts(card) == [[1, 1], [1, 2], [2, 2]]
+
+
+def test_training_images_that_were_prepared_are_counted_unless_they_are_others(monkeypatch):
+    source = Source(torch.tensor([0, 1, 1]), ("ant", "bee"), torch.zeros(3, 2, 2, 3).byte())
+    monkeypatch.setattr(facts, "open_part", lambda *_: source)
+    for own, counts in (("", [1, 2]), (" jpeg 256", [1, 2]), ("0", None)):
+        known = SimpleNamespace(fingerprint=source.fingerprint() + own)
+        parts = facts.open_parts(known, has_test=False)
+        assert (parts["training"].by_class.tolist() if parts else None) == counts
+
+
 def test_a_card_has_the_metrics_of_the_weights_that_it_is_of(tmp_path):
     row = {"step": 2, "val/top1": 0.75}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
@@ -395,9 +464,19 @@ def test_no_address_tells_who_may_read_there(path, told):
     assert origin.public(path) == told
 
 
-def test_the_command_names_no_folder_of_the_teacher():
-    if "optim.teacher" not in of_tools():
-        pytest.skip("the tool distill is not here")
-    config = changed(Config(), optim__teacher="/home/me/teacher.pt")
+@pytest.mark.parametrize(
+    ("knob", "tool"),
+    [
+        ("data.root", ""),
+        ("run.init_from", ""),
+        ("data.labels", "label-table"),
+        ("optim.teacher", "distill"),
+    ],
+)
+def test_the_command_names_no_folder_of_the_machine(knob, tool):
+    if tool and knob not in of_tools():
+        pytest.skip(f"the tool {tool} is not here")
+    own = {knob.replace(".", "__"): "/home/me/mine.csv"}
+    config = changed(changed(Config(), data__name="folder"), **own)
     assert "/home/me" not in origin.command_line(config)
-    assert "teacher.pt" in origin.command_line(config)
+    assert "mine.csv" in origin.command_line(config)
