@@ -199,6 +199,15 @@ def test_two_files_are_refused(refusal, tmp_path, monkeypatch):
     assert "--config is one file, not 2" in said
 
 
+def test_a_yaml_file_runs_no_code(refusal):
+    pytest.importorskip("yaml")
+    Path("a.yaml").write_text("data.name: !!python/object/apply:os.mkdir [ran]")
+    assert "is not YAML: could not determine a constructor" in refusal(
+        "train", "smoke", "--config", "a.yaml"
+    )
+    assert not Path("ran").exists()
+
+
 def test_yaml_says_which_library_it_needs(refusal, monkeypatch):
     Path("a.yaml").write_text("epochs: 1")
     monkeypatch.setitem(sys.modules, "yaml", None)

@@ -53,15 +53,29 @@ def test_its_command_trains_the_same(reproduced):
     assert losses("runs/a b-again") == losses("runs/a b")
 
 
+@pytest.mark.parametrize("metric", ["top1", "loss"])
+def test_the_metric_that_decides_is_told_unless_it_is_the_usual_one(config, metric):
+    _, knobs = reproducing.flags_for(changed(config, run__best_by=metric))
+    assert knobs.get("run.best_by", "top1") == metric
+
+
+def test_images_of_several_labels_are_the_same_today(reproduced):
+    words = f"{SMOKE} --model.task multi-label --run.dir runs/a"
+    assert main(["train", *words.split()]) == 0
+    assert reproduced("runs/a")[2:] == ["the same"]
+
+
 def test_what_differs_today_is_told(reproduced):
     assert main(["train", *SMOKE.split(), "--run.dir", "runs/a"]) == 0
     path = "runs/a/environment.json"
-    change(path, pillow="1.2.3", cuda="9.0", processes=16, threads=7, commit="abc", changed="M a")
+    change(path, pillow="1.2.3\x1b[2J", cuda="9.0", processes=16, threads=7)
+    change(path, commit="abc", changed="M a")
     there = json.loads(Path(path).read_text())
     told = reproduced("runs/a")[2:]
     assert [line.partition(":")[0] for line in told] == [
         *("pillow", "cuda", "processes", "threads", "commit", "changed"),
     ]
+    assert told[0].endswith(r" now, 1.2.3\x1b[2J in the run")
     assert told[2] == "processes: 1 now, 16 in the run"
     assert told[4] == "commit: none now, abc in the run"
     old = {"python": there["python"]}  # as of older runs, which wrote down less
