@@ -217,6 +217,9 @@ def test_a_page_shows_padded_images_where_the_model_sees_those(on_photos, monkey
     assert blank.call_args.args[2].tolist() == classes
     assert blank.call_args.args[1][0, :, 0].std(1).max() == 0
     normalize.assert_called_once()
+    images = blank.call_args.args[1]
+    shown([2, 0, 3, 1], classes)
+    assert blank.call_args.args[1].equal(images[[2, 0, 3, 1]])
 
 
 def test_pictures_of_predict_are_of_images_as_the_network_gets_them(tmp_path, monkeypatch):
@@ -224,10 +227,12 @@ def test_pictures_of_predict_are_of_images_as_the_network_gets_them(tmp_path, mo
     monkeypatch.setattr(heat, "heat_maps", blank)
     trained = Mock(normalize=lambda images: images / 255 - 0.5)
     images = torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)
-    rows = [{"path": "a/1.jpg", "error": None}, {"path": "b/1.jpg", "error": None}]
+    long = f"b/1 \n$({'x' * 250}.jpg"
+    rows = [{"path": "a/1.jpg", "error": None}, {"path": long, "error": None}]
     files.write_pictures(tmp_path, trained, images, torch.tensor([1, 0]), rows, 8)
     assert (blank.call_args.args[1] == 0.5).all()
-    assert {path.name for path in tmp_path.iterdir()} == {"0009-1.png", "0010-1.png"}
+    names = {"0009-1.png", f"0010-1_{'x' * 48}.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names
     images[:, :, 0] = 0  # the upper row is black
     files.write_pictures(tmp_path, trained, images, torch.tensor([1, 0]), rows, 8)
     with Image.open(tmp_path / "0009-1.png") as image:
@@ -289,6 +294,12 @@ def test_predict_writes_a_picture_for_each_image(tmp_path, photos, monkeypatch, 
     assert "of 3 at most: there are 6" in refusal(*words, *explain)
     monkeypatch.undo()
     assert "--explain '/proc/x'" in refusal(*words, "--explain", "/proc/x")
+
+
+def test_a_folder_that_has_images_stays_a_class(tmp_path):
+    (tmp_path / "1.jpg").touch()
+    files.open_folder(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["1.jpg"]
 
 
 def test_places_are_the_more_in_color_the_hotter_they_are_and_cold_ones_are_gray():
