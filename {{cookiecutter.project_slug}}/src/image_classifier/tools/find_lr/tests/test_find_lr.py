@@ -56,6 +56,12 @@ def test_where_training_diverges_at_once_the_suggestion_keeps_away_from_there():
     assert at_best - lowest == pytest.approx(0.1 * (result.smoothed[0] - lowest), abs=0.02)
 
 
+def test_where_training_does_not_diverge_a_third_of_the_best_is_suggested():
+    result = finding.analyze(LRS, [2.3 - step / 60 for step in range(100)])
+    assert (result.lr_diverge, result.suggested) == (None, result.lr_best / 3)
+    assert LRS[80] < result.lr_best < LRS[95]
+
+
 @pytest.mark.parametrize("has_report", [True, False])
 def test_the_command_writes_files_and_prints_how_to_train(
     has_report, tmp_path, monkeypatch, capsys
@@ -66,14 +72,17 @@ def test_the_command_writes_files_and_prints_how_to_train(
     flags = "--epochs 2 --data.root 'my photos' --compute.compile --run.trackers"
     own = f"--optim.lr 3 --low 1e-6 --steps 100 --run.dir {tmp_path} --run.fresh"
     assert main(["find-lr", *shlex.split(f"{flags} {own}")]) == 0
-    suggested = json.loads((tmp_path / "lr.json").read_text())["suggested"]
+    found = json.loads((tmp_path / "lr.json").read_text())
+    suggested = found["suggested"]
     expected = f"try: python train.py finetune {flags} --optim.lr {suggested:.2g}\n"
     out = capsys.readouterr().out
+    assert f" to here) {found['lr_best']:.2g}, lr_diverge {found['lr_diverge']:.2g}\n" in out
     assert out.endswith(expected)
     assert (tmp_path / "lr.html").exists() == ("lr.html and lr.json" in out) == bool(charts)
     page = (tmp_path / "lr.html").read_text() if charts else ""
     shown = ("1e-06", "0.01", "1", "learning rate") if charts else ()
     assert all(f">{text}</text>" in page for text in shown)
+    assert "k</text>" not in page  # where training diverges, losses of thousands hide the others
 
 
 def losses_of(config, lrs):
