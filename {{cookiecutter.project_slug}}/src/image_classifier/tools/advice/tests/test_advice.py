@@ -13,6 +13,7 @@ pytest.importorskip("image_classifier.tools.linear_probe")
 pytest.importorskip("image_classifier.tools.runs")
 
 from image_classifier.errors import UserError
+from image_classifier.runtime.distributed import World
 from image_classifier.tools.advice import learning_curve as advice
 from image_classifier.tools.advice.learning_curve import (
     SHARES,
@@ -115,6 +116,14 @@ def test_the_curve_is_printed_and_written(from_weights, capsys, monkeypatch):
     assert len(found["said"]) == 2
     (larger,) = found["image_size"].values()
     assert f": {100 * (larger - found['top1']['64']):+.1f} points" in found["said"][1]
+
+
+def test_images_that_cannot_be_read_are_none_of_the_curve(on_spoilt_photos):
+    pytest.importorskip("image_classifier.tools.skip_bad_images")
+    config = changed(on_spoilt_photos, data__on_bad_image="skip")
+    found = advice.features_of(config, World(torch.device("cpu")))
+    assert (len(found.train), found.train_labels.bincount().tolist()) == (10, [5, 5])
+    assert (len(found.val), found.val_labels.bincount().tolist()) == (3, [1, 2])
 
 
 def test_a_network_for_images_of_one_size_has_its_curve(from_weights, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """What a run says at its end: facts, and what may be chance is called so."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from image_classifier.data.datasets.source import Source
 from image_classifier.extensions import find_tool
 from image_classifier.metrics import Predictions
 from image_classifier.tools.advice.observer import (
+    certainty,
     confusions,
     gain_over,
     late_gain,
@@ -55,6 +57,13 @@ def test_a_gain_of_fine_tuning_is_told_from_chance(num_gained, said):
     assert told.endswith("may gain more" if num_gained == 30 else "would hardly gain")
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "is_chance"), [(0.01, 0.2, False), (-0.2, -0.01, False), (-0.1, 0.2, True)]
+)
+def test_a_gain_or_a_loss_whose_interval_has_no_zero_is_no_chance(low, high, is_chance):
+    assert ("may be chance" in certainty(low, high)) == is_chance
+
+
 def test_nothing_is_gained_over_a_layer_of_zeros_or_since_later_than_the_best(tmp_path, capsys):
     pytest.importorskip("image_classifier.tools.runs")
     conclude = observer_of(tmp_path, predicted([0, 1, 2] * 20, [0, 1, 2] * 20))
@@ -88,6 +97,20 @@ def test_the_last_evaluation_before_the_end_of_a_run_is_what_its_last_steps_gain
         conclude(result_of(answers, step))
     late = runs.read_predictions(tmp_path / "late.safetensors")
     assert late.predicted.tolist() == [0, 1, 0] * 20
+
+
+def test_predictions_of_other_images_are_none_to_gain_over(tmp_path, capsys):
+    pytest.importorskip("image_classifier.tools.runs")
+    conclude = observer_of(tmp_path, predicted([0, 1, 2] * 20, [0, 1, 2] * 20))
+    for step, answers in ((0, [2, 0, 2]), (500, [0, 1, 1])):
+        conclude(result_of(answers, step))
+    last = result_of([0, 1, 2], 1000, best_step=900, is_last=True)
+    pixels = torch.ones_like(last.predictions.source.pixels)
+    others = replace(last.predictions.source, pixels=pixels)
+    conclude(replace(last, predictions=replace(last.predictions, source=others)))
+    assert not capsys.readouterr().out
+    conclude(last)
+    assert re.match(r"fine-tuning gained .*; since 50% of the steps", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("head", "is_kept"), [("probe", True), ("zero", False)])
