@@ -315,3 +315,40 @@ def test_as_many_rounds_of_as_many_steps_are_timed_as_there_is_time_for(config, 
     measuring.measure(variants, None, budget, 1.1)  # of 0.1 s for each in a round
     assert steps == [1, 1] * 2 + [10] * 10
     assert [len(variant.seconds) for variant in variants.values()] == [5, 5]
+
+
+def test_a_row_of_the_table_has_its_knobs_rate_gain_and_memory(config):
+    variants = {
+        "whole": timing.Variant(config, seconds=[2.0] * 9, peak_bytes=3 * 2**20),
+        "half": timing.Variant(config, seconds=[1.0] * 9),  # 16 images in a step
+        "none": timing.Variant(config, failure="failed: no space"),
+    }
+    row = measuring.Row("tip", note="--precision fp32", variants=variants)
+    assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in row.lines()] == [
+        ["tip", "whole", "8", "--precision fp32, 3 MB per step"],
+        ["", "half", "16", "2.00 x (2.00 .. 2.00)"],
+        ["", "none", "failed: no space", ""],
+    ]
+
+
+def test_knobs_that_are_no_faster_together_are_not_recommended(config):
+    other = changed(config, precision="bf16")
+    for seconds, knobs in ((0.5, {"precision": "bf16"}), (1.0, {}), (2.0, {})):
+        both = {"preset": (config, 1.0), "best": (other, seconds)}
+        variants = {n: timing.Variant(own, seconds=[s] * 9) for n, (own, s) in both.items()}
+        assert benching.best_knobs(measuring.Row("best", variants=variants)) == knobs
+
+
+def test_about_how_long_it_takes_is_said_in_minutes(config):
+    setup, (slow,) = timing.Setup(config, CPU, None), tips.SLOW
+    rows = [measuring.Row("a"), measuring.Row("b", reason="needs a GPU")]
+    for more, minutes in (([], 2), ([measuring.Row(slow)], 4)):  # one more for the best setting
+        told = benching.introduce(setup, rows + more, replace(TINY, row_seconds=50), 1000.0)
+        assert f"tips can be measured here, in about {minutes} min." in told
+
+
+def test_images_that_are_augmented_in_another_way_are_opened_anew(config):
+    datasets = timing.DatasetCache(CPU)
+    one, same = (datasets.open(changed(config, data__workers=n)).whole for n in (0, 1))
+    other = datasets.open(changed(config, augment__crop="none")).whole
+    assert one is same is not other
