@@ -5,10 +5,11 @@ import os
 import signal
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,14 +37,16 @@ def test_a_plain_dataloader_brings_the_same_images(config):
     setup = timed_run.Setup(config, CPU, TrainData(config, CPU))
     datasets = timed_run.DatasetCache(CPU)
     for tip in LOADING:
-        seen = []
+        seen, restarts = [], []
         for variant in tip(setup).values():
             data = datasets.open(variant.config)
             run = timed_run.TimedRun(variant.config, CPU, data, variant.change)
             pairs = map(run.augment, run.batches(0, 2), (0, 1))
             seen.append([deepcopy(pair) for pair in pairs])  # as a later one may overwrite it
             assert run.run(1) > 0
+            restarts.append(run.restarts_workers)
             run.close()
+        assert restarts == [tip is loading.persistent_workers, False]
         torch.testing.assert_close(seen[1:], seen[:-1])
 
 
@@ -64,6 +67,40 @@ def test_processes_share_the_workers_of_one(config, monkeypatch):
         found = tips.data_parallel(setup).values()
         assert [variant.config.data.workers for variant in found] == [workers, share]
         assert {variant.config.data.batch_size for variant in found} == {8 * 16}
+
+
+def test_what_training_does_is_the_variant_that_nothing_is_changed_of(config):
+    config = changed(config, data__workers=0)
+    setup = timed_run.Setup(config, World(torch.device("cuda", 0)), data=None)
+    usual = {
+        tips.fused_optimizer: "fused",
+        tips.set_to_none: "None",
+        tips.conv_bias: "no bias",
+        tips.on_device: "on the device",
+        tips.item: "nothing is read",
+        tips.empty_cache: "never",
+        tips.profiler: "off",
+        tips.shared_batches: "shared",
+    }
+    for tip, name in usual.items():
+        changes = {name: variant.change for name, variant in tip(setup).items()}
+        assert [name for name in changes if changes[name] is None] == [name]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_the_optimizer_is_not_fused_where_that_is_compared(config, foreach):
+    run = timed_run.TimedRun(config, CPU, TrainData(config, CPU))
+    tips.unfuse(run, foreach=foreach)
+    (way,) = {(group["fused"], group["foreach"]) for group in run.state.optimizer.param_groups}
+    assert way == (False, foreach)
+
+
+def test_processes_take_as_long_as_the_slowest():
+    done = [Future() for _ in range(3)]
+    for future, seconds in zip(done, (1.0, 3.0, 2.0), strict=True):
+        future.set_result(seconds)
+    ranks = [SimpleNamespace(submit=lambda *_, own=own: own) for own in done]
+    assert gpu.MultiProcessRun.run(SimpleNamespace(ranks=ranks), 1) == 3.0
 
 
 def test_of_processes_that_wait_for_one_that_failed_none_stays(config, monkeypatch, tmp_path):
