@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from string import Template
 from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import changed, mixed
+from conftest import Shown, changed, mixed
 
 from image_classifier.cli import main
 from image_classifier.data import TrainData
@@ -242,8 +243,9 @@ def test_the_fastest_step_counts_once_the_first_two_have_warmed_up(config, monke
 
 def test_one_process_is_measured_with_its_share_of_the_batch(config, monkeypatch):
     pretend(monkeypatch, room=10**9)
-    found = finding.find_batch(config, lambda **_: "", 8, processes=2)
+    found = finding.find_batch(config, lambda **_: "", 32, processes=2)
     assert found.configured == 8
+    assert json.loads(Path(config.run.dir, "batch.json").read_text())["largest"] == 32
 
 
 def test_a_batch_of_all_processes_is_no_more_than_the_training_images(config, monkeypatch, capsys):
@@ -270,6 +272,22 @@ def test_the_command_writes_two_files_and_says_what_to_try(tmp_path, monkeypatch
     page = (tmp_path / "batch.html").read_text() if charts else ""
     shown = ("images in a micro-batch", "images per second", " GB") if charts else ()
     assert all(text in page for text in shown)
+
+
+def test_the_page_and_the_first_line_have_each_size_with_its_rate_and_memory(config):
+    sizes = [finding.Size(16, 1000.0, 2**31), finding.Size(32, 1010.0, 3 * 2**30)]
+    found = finding.Found(sizes, 2**33, "memory", 16)
+    draw = Mock(PAGE=Template("$body"), line_chart=Mock(return_value=""))
+    (table,) = Shown(finding.page(found, ["<b>"], draw)).tables
+    assert table == [
+        ["images", "images/s", "memory"],
+        ["16", "1,000", "2 GB"],
+        ["32", "1,010", "3 GB"],
+    ]
+    rates, memory = ([*call.args[1].values()] for call in draw.line_chart.call_args_list)
+    assert (rates, memory) == ([[(16, 1000), (32, 1010)]], [[(16, 2), (32, 3)]])
+    first = "largest micro-batch that fits: 32 images (3 GB of 8 GB); limit: memory"
+    assert concluded(found, config)[0] == first
 
 
 def test_memory_is_told_in_units_of_2_to_the_30_bytes():
