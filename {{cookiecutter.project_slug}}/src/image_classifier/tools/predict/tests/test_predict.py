@@ -7,15 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import changed, on_deep, tiny, untrained_run, write_photo
+from conftest import HOSTILE, changed, on_deep, tiny, untrained_run, write_photo
 from safetensors.torch import load_file
 
 from image_classifier.checkpoints import load_best, load_model
@@ -29,6 +30,7 @@ from image_classifier.models.resnet9 import LOGIT_SCALE
 from image_classifier.runtime import platform
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.predict import images, output
+from image_classifier.tools.predict import predict as predicting
 from image_classifier.tools.predict.rows import unread
 from image_classifier.train import train
 
@@ -153,13 +155,22 @@ def test_a_killed_command_resumes_to_the_same_bytes_and_no_other_command_does(
 
 
 def test_a_command_with_out_needs_no_reader_and_one_without_fails(run, photos, tmp_path, capsys):
-    for out, code in ((["--out", tmp_path / "x.csv"], 0), ([], 1)):
+    folder = tmp_path / "new" / "folder"
+    for out, code in ((["--out", folder / "x.csv"], 0), ([], 1)):
         receive, send = os.pipe()
         os.close(receive)
         with os.fdopen(send, "w") as pipe, redirect_stdout(pipe):
             assert predict(run, photos / "val", *out) == code
-    assert len(rows_of(tmp_path / "x.csv")) == 4
+    assert len(rows_of(folder / "x.csv")) == 4
     assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_leaves_ends_no_embeddings(run, photos, tmp_path):
+    receive, send = os.pipe()
+    os.close(receive)
+    with os.fdopen(send, "w") as pipe, redirect_stdout(pipe):
+        predict(run, photos / "train", "--embeddings", tmp_path / "x.npy")
+    assert np.isfinite(np.load(tmp_path / "x.npy")).all(1).tolist() == [True] * 12
 
 
 def test_a_reader_that_leaves_ends_no_heat_maps(run, photos, tmp_path):
@@ -283,6 +294,23 @@ def test_hostile_names_break_no_file_and_no_screen(run, photos, tmp_path, capsys
         assert all(line.isprintable() for line in text.splitlines())
     names = {Path(row["path"]).name for row in rows_of(tmp_path / "x.csv")}
     assert names == {r"a\nb.jpg", 'q",.jpg', r"\x1b[2J.jpg", r"\xff.jpg", "é 名.jpg", " .jpg"}
+
+
+def test_hostile_names_of_classes_break_no_screen(capsys):
+    trained = SimpleNamespace(classes=HOSTILE)
+    top = [{"label": name, "probability": 0.25} for name in HOSTILE]
+    row = {"path": "a.jpg", **top[0], "top": top, "error": None}
+    rows = [row, row | {"labels": [*HOSTILE]}, row | {"decision": "abstain"}]
+    assert predicting.print_rows([rows], trained, needs_all=False) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 3
+    assert all(line.isprintable() for line in said)
+
+
+def test_several_processes_do_not_write_one_file(run, photos, monkeypatch, refusal):
+    joined = nullcontext(World(torch.device("cpu"), size=2))
+    monkeypatch.setattr(predicting, "join_world", lambda _: joined)
+    assert "without torchrun" in refusal("predict", run, *QUICK, photos / "val")
 
 
 def cells_of(texts, delimiter=","):
@@ -486,6 +514,17 @@ def test_rows_that_have_no_heat_maps_are_not_taken_for_those_that_have(
         assert predict(run, *words) == 130
     said = refusal("predict", run, *QUICK, *words, "--explain", tmp_path / "heat")
     assert "it was begun with other --explain;" in said
+
+
+def test_a_command_that_abstains_resumes_too(config, photos, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("image_classifier.tools.calibration")
+    run = untrained_run(config, photos, 1.0, (0.75,))
+    words = (photos / "train", "--out", tmp_path / "x.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(output.Output, "finish", Mock(side_effect=KeyboardInterrupt))
+        assert predict(run, *words) == 130
+    assert predict(run, *words) == 0
+    assert "12 of 12 rows are there" in capsys.readouterr().out
 
 
 def test_a_head_that_a_kill_has_cut_is_written_anew(run, photos, tmp_path):
