@@ -6,6 +6,7 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -126,9 +127,11 @@ def test_validation_and_test_images_are_left_out_only_if_asked(root, capsys):
     words = ["check", "--data.root", str(root)]
     assert {*check(root)[1]["quarantine"]} == {"train/ant/0.jpg", "val/ant/broken.jpg"}
     assert main([*words, "--quarantine"]) == 1  # what is left in validation and test is serious
+    said = capsys.readouterr().out
+    assert "\n2 images added to '" in said
     assert (
         "--quarantine-all leaves out 3 validation and test images, too; their findings remain\n"
-        in capsys.readouterr().out
+        in said
     )
     listed = (root.parent / "photos.cache/quarantine.txt").read_text().splitlines()
     assert [line.split("\t")[0] for line in listed] == ["train/ant/0.jpg", "val/ant/broken.jpg"]
@@ -329,6 +332,29 @@ def test_a_reader_that_draws_is_asked_for_one_image_at_a_time(root, monkeypatch)
     parts = {"train": noise, "val": in_memory(1)}
     monkeypatch.setitem(DATASETS, "mine", lambda _, split: parts[split])
     assert check(root, name="mine")[0] == 0
+
+
+def test_what_the_list_leaves_out_is_told_and_a_split_without_images_is_refused(root):
+    listed, data = root.parent / "photos.cache/quarantine.txt", DataConfig("folder", str(root))
+    listed.parent.mkdir()
+    listed.write_text("".join(f"val/bee/{number}.jpg\n" for number in (13, 15)) + PICTURE)
+    val = open_dataset(data, "val")
+    assert (len(val), val.notes[-1]) == (2, f"2 val images are left out, as '{listed}' says")
+    listed.write_text("".join(f"{path.relative_to(root)}\n" for path in root.glob("val/*/*")))
+    with pytest.raises(UserError, match="there are no val images: 4 val images are left out"):
+        open_dataset(data, "val")
+
+
+def test_a_class_is_rare_with_a_tenth_of_the_images_of_another():
+    counts = {"train": {"ant": 40, "bee": 4, "cow": 5}, "val": {"ant": 2, "bee": 1, "cow": 2}}
+    found = checking.rare_classes(SimpleNamespace(counts=lambda: counts))
+    assert [one["what"] for one in found] == ["train has 4 images of 'bee', and 40 of 'ant'"]
+
+
+def test_images_that_are_held_out_for_the_test_are_checked_too(root):
+    pytest.importorskip("image_classifier.tools.holdout")
+    data = DataConfig("folder", str(root / "train"), test_fraction=0.3)
+    assert checking.find_splits(data) == (("train", "val", "test"), "")
 
 
 def test_a_list_that_notepad_saved_is_read_whole(root):
