@@ -151,6 +151,28 @@ def test_comparing_many_pairs_says_how_far_it_is(monkeypatch):
     assert [one.args[0] for one in told().show.call_args_list] == [200, 400]
 
 
+def test_a_pair_is_compared_at_32_pixels_if_one_of_both_is_small(monkeypatch):
+    seen = []
+
+    def compare(first, _):
+        seen.append((first.shape[1], len(first)))
+        return torch.ones(2, len(first))
+
+    monkeypatch.setattr(copies, "aligned_correlation", compare)
+    sides = torch.tensor([64, copies.MIN_SIDE - 1, copies.MIN_SIDE])
+    pairs = torch.tensor([[0, 1], [0, 2], [1, 2]])
+    assert copies.are_copies(torch.zeros(3, 64, 64).byte(), sides, pairs).all()
+    assert seen == [(32, 2), (64, 1)]
+
+
+def test_the_size_of_an_image_is_its_shorter_side(root, monkeypatch):
+    copied = Mock(wraps=copies.group_images)
+    monkeypatch.setattr(checks, "find_tool", lambda *_: Mock(group_images=copied))
+    check(root)
+    train = [min(60 + 5 * n, 90 - 3 * n) for n in (*range(0, 12, 2), *range(1, 12, 2))]
+    assert sorted(copied.call_args.args[1][:12].tolist()) == sorted(train)
+
+
 def test_pairs_are_the_same_however_many_are_compared_at_once(monkeypatch):
     chance = torch.Generator().manual_seed(0)
     hashes = torch.randint(2, (60, 64), generator=chance) * 2.0 - 1
