@@ -71,6 +71,7 @@ def test_small_images_cost_less(config, monkeypatch):
     setup.precision = None
     note, mfu = flops.open_mfu(setup)
     assert "peak of the device: 1e-09 TFLOP/s (datasheet)" in note
+    assert note.startswith("an image: 1e-07 GFLOP forward, 3e-07 in training; ")
     for step, image_size, expected in ((5, 32, 1.5), (5, 16, 0.375)):
         speed = Speed(step, image_size, images_per_second=10, waited=0.0)
         assert mfu(speed) == expected

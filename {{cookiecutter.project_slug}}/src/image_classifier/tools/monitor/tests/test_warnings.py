@@ -127,6 +127,10 @@ def test_imbalance_is_said_for_one_label_and_for_several(config):
         if hasattr(config.data, "balance"):
             assert rare(changed(config, data__balance="loss"), source) == ""
         assert rare(config, source.picked(torch.arange(36, 64))) == ""
+    no_cow = Source(torch.arange(64) % 2, ("ant", "bee", "cow"), pixels)
+    assert rare(config, no_cow) == ""
+    none = Source(torch.zeros(64, 2).char(), ("ant", "bee"), pixels)
+    assert rare(config, none) == "no training image has a label"
 
 
 def test_validation_images_of_another_split_are_said(on_photos, tmp_path):
