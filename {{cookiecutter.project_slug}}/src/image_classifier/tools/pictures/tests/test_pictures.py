@@ -36,3 +36,19 @@ def test_each_of_many_classes_has_a_cell_and_of_very_many_several_share_one():
     cells = found["confusion"][:, :, 0]
     assert cells.shape == (2041, 2041)
     assert np.argwhere(cells < 255).tolist() == [[0, 0], [2040, 0], [2040, 2040]]
+
+
+def test_each_row_has_the_name_of_its_own_class():
+    page = pictures.confusion_image(torch.eye(3), ("", "", "letters"))
+    side = (len(page) - pictures.NAME_SIDE) // 3
+    names = page[pictures.NAME_SIDE :, : pictures.NAME_WIDTH, 0] < 128
+    ink = [int(names[n * side : (n + 1) * side].sum()) for n in range(3)]
+    assert ink[2] > 2 * max(ink[:2])  # which have their numbers alone
+
+
+def test_normalized_images_are_shown_as_they_were_before():
+    pixels = torch.randint(256, (2, 4, 5, 3), generator=torch.Generator().manual_seed(0)).byte()
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
+    source = Source(torch.zeros(2).long(), ("ant",), pixels, mean=mean, std=std)
+    images = (pixels / 255 - torch.tensor(mean)) / torch.tensor(std)
+    assert pictures.denormalize(images.permute(0, 3, 1, 2), source).equal(pixels)
