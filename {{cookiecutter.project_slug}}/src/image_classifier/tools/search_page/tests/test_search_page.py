@@ -1,6 +1,9 @@
 # ruff: noqa: E402 - nothing here can be imported without Ray
 """The page of a search: it shows all trials, needs nothing, and says which knobs matter."""
 
+import math
+import re
+
 import pytest
 from conftest import HOSTILE, Shown, write_trial
 
@@ -28,6 +31,24 @@ def test_the_page_shows_all_trials_needs_nothing_and_runs_nothing(tmp_path):
     assert not {"script", "link", "iframe", "b", "img"} & shown.tags
     assert not {"href", "src", "onload", "onmouseover"} & shown.attributes
     assert {"optim.lr", "100%", "Validation top-1", table} <= set(shown.words)
+
+
+def test_the_best_trial_is_shown_among_those_that_were_evaluated_on_axes_of_their_kinds(tmp_path):
+    for number, (lr, top1s) in enumerate({0.01: [], 0.02: [0.25], 0.5: [0.75], 0.1: [0.5]}.items()):
+        write_trial(tmp_path, number, top1s, **{"optim.lr": lr})
+    text = trials_page.page_of("a", results.read_trials(tmp_path, "top1"), "", {})
+    trials, curves = re.findall("<svg.*?</svg>", text, re.DOTALL)
+    assert re.findall("<title>(.*?)</title>", trials) == ["001", "003", "002"]
+    assert re.findall('<g class="(.*?)">', trials) == ["train", "train", "val"]
+    lines = re.findall('points="(.*?)"', trials)
+    low, middle, high = (float(line.split()[0].partition(",")[2]) for line in lines)
+    share = (low - middle) / (low - high)
+    assert share == pytest.approx(math.log(0.1 / 0.02) / math.log(0.5 / 0.02), abs=0.01)
+    labels = re.findall('<text x="[^"]*" y="[^"]*">(.*?)</text>', trials)
+    assert labels == ["0.02", "0.5", "25", "75"]
+    assert ">top-1, %</text>" in trials
+    assert re.findall('<g class="(.*?)">', curves) == ["train", "train", "val"]
+    assert "</i>002 75%</span>" in text
 
 
 def test_a_grid_between_bounds_of_many_digits_has_an_importance(tmp_path):
