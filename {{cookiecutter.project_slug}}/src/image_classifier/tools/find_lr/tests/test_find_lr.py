@@ -82,7 +82,7 @@ def test_the_command_writes_files_and_prints_how_to_train(
     page = (tmp_path / "lr.html").read_text() if charts else ""
     shown = ("1e-06", "0.01", "1", "learning rate") if charts else ()
     assert all(f">{text}</text>" in page for text in shown)
-    assert "k</text>" not in page  # where training diverges, losses of thousands hide the others
+    assert "000</text>" not in page  # where training diverges, losses of thousands hide the others
 
 
 def losses_of(config, lrs):
