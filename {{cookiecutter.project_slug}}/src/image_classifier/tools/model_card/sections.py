@@ -197,7 +197,7 @@ def limits_section(facts: Facts) -> str:
         lines.append("No test images were scored: all scores are of images that chose something.")
     if not getattr(facts.config.data, "groups", ""):
         lines.append(
-            "Without `--data.groups`, images of one camera, place or object may be on both sides."
+            "Images of one camera, place or object may be on both sides: none were kept together."
         )
     lines.append("All scores are of this dataset: on images from elsewhere it was not tested.")
     if not (decision.thresholds or facts.is_multi_label):

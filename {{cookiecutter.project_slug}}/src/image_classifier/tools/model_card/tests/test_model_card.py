@@ -285,7 +285,7 @@ def test_unread_images_few_of_a_class_and_what_two_sides_may_share_are_among_its
     text = sections.limits_section(SimpleNamespace(loaded=loaded, **nothing, **known))
     assert text.endswith("\n- 2 validation images could not be read, and do not count.")
     assert "\n- 1 of 2 classes have fewer than 30 validation images; ant has 5.\n" in text
-    assert "\n- Without `--data.groups`, images of one camera, " in text
+    assert "\n- Images of one camera, place or object may be on both sides: " in text
 
 
 def test_it_tells_how_images_were_divided():
