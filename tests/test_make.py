@@ -169,3 +169,26 @@ def test_uv_may_take_a_newer_python_unless_one_is_asked_for(asked, calls, bare, 
     called, _ = make(bare, *words, code=2, fails="uv venv", PATH=path)
     expected = ["uv venv --seed .venv", "uv venv --seed --python >=3.11 .venv"]
     assert called == expected[:calls]
+
+
+def test_a_project_that_was_moved_says_that_its_environment_works_no_longer(tmp_path):
+    project = tmp_path / "it's here"
+    shutil.copytree(PROJECT, project, ignore=lambda *_: ["src", ".venv"])
+    for path in (tmp_path / "bin/uv", project / ".venv/bin/python"):  # which installs
+        program(path, "#!/bin/sh\n")
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    said = [run("make", "environment", folder=project, PATH=path).stderr for _ in range(2)]
+    moved = project.rename(tmp_path / "there")
+    (moved / "pyproject.toml").touch()
+    said += [run("make", "environment", folder=moved, PATH=path).stderr for _ in range(2)]
+    warning = f".venv was made as {project}/.venv, and works only there: rm -r .venv, and make it"
+    assert [warning in words for words in said] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("folder", [ROOT, PROJECT])
+def test_an_environment_is_one_path(folder):
+    own = {"folder": folder, "HOME": "/home/ada", "MAKEFLAGS": ""}
+    for wrong in ("/home/ada/my envs", ""):  # make would remove /home/ada/my, if venv failed
+        error = run("make", "help", f"VENV={wrong}", code=2, **own).stderr
+        assert f"VENV='{wrong}' is not one path without spaces" in error
+    assert "(/home/ada/envs)" in run("make", "help", "VENV=~/envs", **own).stdout

@@ -1,6 +1,5 @@
 """A project lives on under its own name: it checks, tests and trains, less any tool or all."""
 
-import os
 import re
 import shutil
 import sys
@@ -13,7 +12,6 @@ from conftest import (
     LONG_NAMES,
     OFF,
     PROJECT,
-    ROOT,
     SMOKE,
     losses,
     pyproject,
@@ -152,31 +150,6 @@ def test_a_mistake_that_one_process_meets_is_one_line(where, tmp_path):
     assert done.stderr.count("\n") == 1
     assert "cannot read image" in done.stderr
     assert where == "host" or losses(tmp_path / "run")
-
-
-def test_a_project_that_was_moved_says_that_its_environment_works_no_longer(tmp_path):
-    project = tmp_path / "it's here"
-    shutil.copytree(PROJECT, project, ignore=lambda *_: ["src", ".venv"])
-    for program in (tmp_path / "bin/uv", project / ".venv/bin/python"):  # which installs
-        program.parent.mkdir(parents=True)
-        program.write_text("#!/bin/sh\n")
-        program.chmod(0o755)
-    path = f"{tmp_path}/bin:{os.environ['PATH']}"
-    said = [run("make", "environment", folder=project, PATH=path).stderr for _ in range(2)]
-    moved = project.rename(tmp_path / "there")
-    (moved / "pyproject.toml").touch()
-    said += [run("make", "environment", folder=moved, PATH=path).stderr for _ in range(2)]
-    warning = f".venv was made as {project}/.venv, and works only there: rm -r .venv, and make it"
-    assert [warning in words for words in said] == [False, False, True, True]
-
-
-@pytest.mark.parametrize("folder", [ROOT, PROJECT])
-def test_an_environment_is_one_path(folder):
-    own = {"folder": folder, "HOME": "/home/ada", "MAKEFLAGS": ""}
-    for wrong in ("/home/ada/my envs", ""):  # make would remove /home/ada/my, if venv failed
-        error = run("make", "help", f"VENV={wrong}", code=2, **own).stderr
-        assert f"VENV='{wrong}' is not one path without spaces" in error
-    assert "(/home/ada/envs)" in run("make", "help", "VENV=~/envs", **own).stdout
 
 
 def optional_libraries():
